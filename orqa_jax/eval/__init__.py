@@ -1,0 +1,1 @@
+"""Evaluation: answer scores, recall and bootstrap intervals; numpy only."""

@@ -1,0 +1,102 @@
+"""Bootstrap intervals of means over questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_CHUNK_ELEMENTS = 1 << 20
+_FEW_VALUES = 16
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the lower and upper bound of its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_interval(
+    values: npt.ArrayLike, *, seed: int = 0, samples: int = 10_000, level: float = 0.95
+) -> Interval:
+    """The percentile bootstrap interval of a mean (Efron and Tibshirani 1993, section 13.3).
+
+    Args:
+        values: [n], one score a question.
+        seed: same seed, same interval.
+        samples: number of resamples.
+        level: share of the resampled means that the interval holds.
+
+    Raises:
+        ValueError: no values, or one that is not finite.
+    """
+    array = _checked(values)
+    return _interval(array, _resampled_means(array, seed, samples), level)
+
+
+def paired_bootstrap(
+    a: npt.ArrayLike,
+    b: npt.ArrayLike,
+    *,
+    seed: int = 0,
+    samples: int = 10_000,
+    level: float = 0.95,
+) -> tuple[Interval, float]:
+    """Compares two systems on the same questions by resampling questions.
+
+    Args:
+        a: [n], scores of one system.
+        b: [n], scores of the other, question by question.
+
+    Returns:
+        The interval of mean(a - b), and the two-sided p-value of no difference: twice the smaller
+        share of resampled differences on or beyond zero, one added to each count so that it is
+        never 0.
+
+    Raises:
+        ValueError: different lengths, no values, or one that is not finite.
+    """
+    a, b = _checked(a), _checked(b)
+    if len(a) != len(b):
+        raise ValueError(f"paired scores differ in length: {len(a)} and {len(b)}")
+    means = _resampled_means(a - b, seed, samples)
+    smaller = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
+    p_value = min(1.0, 2 * (int(smaller) + 1) / (samples + 1))
+    return _interval(a - b, means, level), p_value
+
+
+def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
+        raise ValueError("a bootstrap needs a flat, non-empty array of finite values")
+    return array
+
+
+def _interval(
+    values: npt.NDArray[np.float64], means: npt.NDArray[np.float64], level: float
+) -> Interval:
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def _resampled_means(
+    values: npt.NDArray[np.float64], seed: int, samples: int
+) -> npt.NDArray[np.float64]:
+    """Means of `samples` resamples with replacement, float64 [samples], in bounded memory."""
+    rng = np.random.default_rng(seed)
+    n = len(values)
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) <= _FEW_VALUES:
+        # How often each value is drawn is multinomial: the same distribution, without the draws.
+        return rng.multinomial(n, counts / n, size=samples) @ distinct / n
+    means = np.empty(samples)
+    rows = max(1, _CHUNK_ELEMENTS // n)
+    for start in range(0, samples, rows):
+        chunk = means[start : start + rows]
+        drawn = rng.integers(0, n, size=(len(chunk), n), dtype=np.int32)
+        chunk[:] = values[drawn].mean(axis=1)
+    return means

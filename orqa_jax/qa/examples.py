@@ -1,0 +1,81 @@
+"""Questions with their answers, in JSON Lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.text.jsonl import read_jsonl, record_id
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question and the strings that answer it."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+
+
+def load_examples(path: str | os.PathLike[str]) -> list[Example]:
+    """Reads question-answer pairs: plain JSONL, or .gz, .bz2 or .xz.
+
+    Keys: `question`; `answer` (a string or a list of strings) or `answers`; optional `id`, by
+    default the line number. Other keys are ignored, blank answers among others are dropped.
+
+    Raises:
+        OrqaError: a defect, named by file and line, or a file without questions.
+    """
+    examples = []
+    first_use: dict[str, str] = {}
+    for where, record in read_jsonl(path):
+        example = _parse(where, record)
+        if example.id in first_use:
+            raise OrqaError(
+                f"{where} repeats the id {example.id!r} of {first_use[example.id]}; "
+                "give every question its own id."
+            )
+        first_use[example.id] = where
+        examples.append(example)
+    if not examples:
+        raise OrqaError(f"{path} holds no questions; it needs one JSON object a line.")
+    return examples
+
+
+def save_examples(path: str | os.PathLike[str], examples: Iterable[Example]) -> None:
+    """Writes `examples` as plain JSONL that `load_examples` reads back equal, atomically."""
+    path = Path(path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        with written.open("w", encoding="utf-8") as file:
+            for e in examples:
+                record = {"id": e.id, "question": e.question, "answer": e.answers}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        os.replace(written, path)
+
+
+def _parse(where: str, record: dict[str, Any]) -> Example:
+    question = record.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise OrqaError(f"{where} needs a 'question' that is a string and not blank.")
+    keys = [key for key in ("answer", "answers") if key in record]
+    if len(keys) != 1:
+        raise OrqaError(
+            f"{where} needs one of 'answer' and 'answers', not {'both' if keys else 'neither'}."
+        )
+    answers = record[keys[0]]
+    if isinstance(answers, str):
+        answers = [answers]
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise OrqaError(f"{where} needs {keys[0]!r} to be a string or a list of strings.")
+    answers = tuple(answer for answer in answers if answer.strip())
+    if not answers:
+        raise OrqaError(f"{where} needs at least one answer that is not blank.")
+    line_number = where.rpartition(":")[2]
+    return Example(record_id(where, record, default=line_number), question, answers)

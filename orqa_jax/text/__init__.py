@@ -1,0 +1,1 @@
+"""Text: sentences, wordpieces with character offsets, answer normalisation and matching."""

@@ -1,0 +1,76 @@
+"""JSON Lines files: one object a line, every defect named by file and line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from orqa_jax.errors import OrqaError
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields ("file:line", object) for each line that is not blank.
+
+    The file is plain or .gz, .bz2 or .xz; a UTF-8 byte order mark is skipped.
+
+    Raises:
+        OrqaError: the file cannot be read, or a line is not a JSON object in UTF-8.
+    """
+    path = Path(path)
+    opener = _OPENERS.get(path.suffix, lambda path: path.open("rb"))
+    try:
+        with opener(path) as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield f"{path}:{number}", _parse(f"{path}:{number}", line)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
+
+
+def _parse(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        text = line.decode("utf-8")
+        record = json.loads(text)
+        if "\\u" in text:
+            # Escapes can spell half a character ("\\ud800"), which nothing could print later.
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise OrqaError(
+            f"{where} is not JSON in UTF-8 ({error}); the file needs one JSON object a line."
+        ) from error
+    if not isinstance(record, dict):
+        raise OrqaError(
+            f"{where} holds a JSON {type(record).__name__}; the file needs one JSON object a line."
+        )
+    return record
+
+
+def record_id(where: str, record: dict[str, Any], default: str | None = None) -> str:
+    """The `id` of a record as a string; whole numbers are accepted.
+
+    Raises:
+        OrqaError: the id is missing without a default, empty, or neither text nor a whole number.
+    """
+    value = record.get("id")
+    if value is None:
+        value = default
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise OrqaError(f"{where} needs an 'id' that is a text or a whole number.")
+    return value

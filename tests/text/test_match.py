@@ -1,0 +1,117 @@
+import time
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from orqa_jax.text.match import find_answer, has_answer, texts_with_answer
+from orqa_jax.text.normalize import normalize_answer
+
+
+def oracle_tokens(text: str) -> list[str]:
+    """Character by character: runs of letters, numbers and marks; any other visible character."""
+    tokens: list[str] = []
+    inside_word = False
+    for character in unicodedata.normalize("NFD", text):
+        kind = unicodedata.category(character)[0]
+        if kind in "LNM":
+            if inside_word:
+                tokens[-1] += character
+            else:
+                tokens.append(character)
+        elif kind not in "ZC":
+            tokens.append(character)
+        inside_word = kind in "LNM"
+    return [token.lower().replace("ς", "σ") for token in tokens]
+
+
+def oracle_has_answer(text: str, answers: list[str]) -> bool:
+    tokens = oracle_tokens(text)
+    for answer in answers:
+        row = oracle_tokens(answer)
+        if not row or not normalize_answer(answer):
+            continue
+        if any(tokens[i : i + len(row)] == row for i in range(len(tokens) - len(row) + 1)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("He was born in Rome.", "rome", (15, 19)),
+        ("Jerome left.", "Rome", None),
+        ("Romeo left Rome", "Rome", (11, 15)),
+        ("J. K. Rowling", "J.K. Rowling", (0, 13)),
+        ("It fell by 1,000 m.", "1,000", (11, 16)),
+        ("It fell by 11,000 m.", "1,000", None),
+        ("Malmo\u0308 is south.", "Malmö", (0, 6)),
+        ("In Malmö, yes", "malmo\u0308", (3, 8)),
+        ("In Malmö, yes", "malmo", None),
+        ("ÅÄÖ then İzmir!", "izmir", None),
+        ("ÅÄÖ then İzmir!", "i\u0307zmir", (9, 14)),
+        ("rock-and-roll", "rock and roll", None),
+        ("rock - and-roll", "rock-and-roll", (0, 15)),
+        ("New\n  York", "new york", (0, 10)),
+        ("NewYork", "new york", None),
+        ("The end", "the", None),
+        ("What?", "?", None),
+        ("x", "", None),
+        ("", "x", None),
+        ("C++ and C", "C++", (0, 3)),
+        ("ΟΔΟΣ.", "οδός", None),
+        ("ΟΔΟΣ.Α", "Οδος", (0, 4)),
+        ("a ≠ b", "=", None),
+    ],
+)
+def test_token_mode(text: str, answer: str, expected: tuple[int, int] | None) -> None:
+    assert find_answer(text, [answer]) == expected
+    assert has_answer(text, [answer]) == (expected is not None)
+
+
+def test_the_first_and_then_the_longest_answer_is_found() -> None:
+    assert find_answer("in New York City", ["City", "New York", "New York City"]) == (3, 16)
+    assert find_answer("in New York City", []) is None
+
+
+def test_substring_mode_is_raw() -> None:
+    assert has_answer("Jerome", ["rome"], "substring")
+    assert not has_answer("Jerome", ["Rome"], "substring")
+    assert not has_answer("Jerome", ["", " "], "substring")
+    assert not has_answer("Malmö", ["Malmo\u0308"], "substring")
+    with pytest.raises(ValueError, match="mode is 'fuzzy'"):
+        has_answer("Jerome", ["rome"], "fuzzy")  # type: ignore[arg-type]
+
+
+SNIPPETS = st.lists(
+    st.sampled_from([*"aAbé.,-'’ \n\u0301\u0323ÖİΣσς≠1日한\x00\u200d", "ab", "the "]), max_size=12
+).map("".join)
+
+
+@given(SNIPPETS, st.lists(SNIPPETS, max_size=3))
+@example("Σ.a", ["σ"])
+def test_agrees_with_the_oracle(text: str, answers: list[str]) -> None:
+    assert has_answer(text, answers) == oracle_has_answer(text, answers)
+
+
+@given(SNIPPETS, SNIPPETS, SNIPPETS)
+def test_found_span_spells_the_answer(before: str, answer: str, after: str) -> None:
+    text = f"{before} {answer} {after}"
+    found = find_answer(text, [answer])
+    if oracle_has_answer(text, [answer]) and "≠" not in text:
+        assert found is not None
+        assert oracle_tokens(text[found[0] : found[1]]) == oracle_tokens(answer)
+        assert text[found[0] : found[1]].strip() == text[found[0] : found[1]]
+    elif found is None:
+        assert not oracle_has_answer(text, [answer])
+
+
+def test_many_texts_at_once_are_fast() -> None:
+    texts = [f"Block {i} tells of the river Adda, which is long. " * 12 for i in range(100)]
+    started = time.process_time()
+    for question in range(240):
+        found = texts_with_answer(texts, [f"block {question}", "nowhere"])
+        assert np.flatnonzero(found).tolist() == ([question] if question < 100 else [])
+    assert time.process_time() - started < 10

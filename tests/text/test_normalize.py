@@ -1,0 +1,38 @@
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orqa_jax.text.normalize import normalize_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Nile", "nile"),
+        ("  an  Apple,\n a\tPear ", "apple pear"),
+        ("Theodore Anand", "theodore anand"),
+        ("U.S.A.", "usa"),
+        ("rock 'n' roll", "rock n roll"),
+        ("well-known", "wellknown"),
+        ("$1,000.50", "100050"),
+        ("the", ""),
+        ("?!", ""),
+        ("", ""),
+        ("“Curly”", "“curly”"),
+        ("Malmö", "malmo\u0308"),
+        ("Malmo\u0308", "malmo\u0308"),
+        ("a_the_b", "atheb"),
+        ("東京。", "東京。"),
+    ],
+)
+def test_normalize_answer(text: str, expected: str) -> None:
+    assert normalize_answer(text) == expected
+
+
+@given(st.text())
+def test_composition_of_accents_does_not_matter(text: str) -> None:
+    normalized = normalize_answer(text)
+    assert normalized == normalize_answer(unicodedata.normalize("NFC", text))
+    assert normalized == " ".join(normalized.split())
