@@ -1,0 +1,197 @@
+"""Block embeddings on disk: a folder with `embeddings.npy`, float32 `[N, P]`, and `manifest.json`.
+
+The manifest is written last and carries the fingerprints of the corpus and of the weights that made
+the vectors. While an encoding runs the folder holds `embeddings.npy.partial` and `progress.json`,
+from which a second start goes on.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.index.manifest import NAME, read_manifest, write_json
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+ENCODE_AGAIN = "encode the blocks with `orqa index`"
+
+
+class EmbeddingWriter:
+    """Writes the vectors of a corpus chunk by chunk, in any order, over as many starts as it takes.
+
+    A chunk is a range of `chunk_size` consecutive blocks. One process writes at a time.
+
+        writer = EmbeddingWriter(folder, count=len(store), ...)
+        for blocks in writer.pending:
+            writer.write(blocks, encode(blocks))
+        embeddings_NP = writer.finish()
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        count: int,
+        projection_size: int,
+        corpus_fingerprint: str,
+        weights_fingerprint: str,
+        chunk_size: int = 8192,
+    ) -> None:
+        """Goes on with an interrupted encoding of the same corpus by the same weights, or begins.
+
+        Finished embeddings in the folder stay as they are until `finish`.
+
+        Raises:
+          OrqaError: the disk has no room for the vectors.
+        """
+        self._folder = folder
+        self._partial = folder / "embeddings.npy.partial"
+        self._progress = folder / "progress.json"
+        self._chunk_size = chunk_size
+        self._made_from: dict[str, Any] = {
+            "schema": SCHEMA,
+            "corpus_fingerprint": corpus_fingerprint,
+            "weights_fingerprint": weights_fingerprint,
+            "count": count,
+            "projection_size": projection_size,
+            "dtype": "float32",
+        }
+        self._chunks = [
+            range(start, min(start + chunk_size, count)) for start in range(0, count, chunk_size)
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._finished = self._finished_before()
+        if self._finished:
+            log.info(
+                "%s: going on after %d of %d chunks", folder, len(self._finished), len(self._chunks)
+            )
+            self._embeddings_NP = np.load(self._partial, mmap_mode="r+")
+        else:
+            self._progress.unlink(missing_ok=True)
+            self._embeddings_NP = _preallocate(self._partial, (count, projection_size))
+
+    @property
+    def pending(self) -> list[range]:
+        """The blocks of each chunk that is still to be written, in order."""
+        return [chunk for chunk in self._chunks if chunk.start not in self._finished]
+
+    def write(self, blocks: range, embeddings_MP: npt.NDArray[np.float32]) -> None:
+        """Stores the vectors, float32 `[len(blocks), P]`, of a chunk from `pending`.
+
+        Raises:
+          ValueError: `blocks` is no chunk, or the vectors have another shape.
+          OrqaError: a vector holds NaN or infinity.
+        """
+        shape = (len(blocks), self._made_from["projection_size"])
+        if blocks not in self._chunks or embeddings_MP.shape != shape:
+            raise ValueError(
+                f"vectors {embeddings_MP.shape} for blocks {blocks}, a chunk is {shape}"
+            )
+        finite_M = np.isfinite(embeddings_MP).all(axis=1)
+        if not finite_M.all():
+            raise OrqaError(
+                f"The vector of block {blocks[int(np.argmin(finite_M))]} holds NaN or infinity: the"
+                " weights are damaged or training diverged, so encode with an earlier checkpoint."
+            )
+        self._embeddings_NP[blocks.start : blocks.stop] = embeddings_MP
+        self._embeddings_NP.flush()
+        self._finished.add(blocks.start)
+        write_json(
+            self._progress,
+            self._made_from | {"chunk_size": self._chunk_size, "finished": sorted(self._finished)},
+        )
+
+    def finish(self) -> npt.NDArray[np.float32]:
+        """Puts the finished vectors in place of any older ones; returns them as `open_embeddings`.
+
+        Raises:
+          ValueError: chunks are pending.
+        """
+        if self.pending:
+            raise ValueError(f"{len(self.pending)} chunks are not written yet")
+        del self._embeddings_NP
+        (self._folder / NAME).unlink(missing_ok=True)  # it would vouch for the wrong vectors
+        self._partial.replace(self._folder / "embeddings.npy")
+        write_json(self._folder / NAME, self._made_from)
+        self._progress.unlink(missing_ok=True)
+        return open_embeddings(
+            self._folder,
+            corpus_fingerprint=self._made_from["corpus_fingerprint"],
+            weights_fingerprint=self._made_from["weights_fingerprint"],
+        )
+
+    def _finished_before(self) -> set[int]:
+        """First blocks of the chunks that an interrupted encoding of the same thing left behind."""
+        if not (self._progress.exists() and self._partial.exists()):
+            return set()
+        before = json.loads(self._progress.read_text(encoding="utf-8"))
+        finished = before.pop("finished")
+        if before == self._made_from | {"chunk_size": self._chunk_size}:
+            return set(finished)
+        log.warning(
+            "%s: starting anew, as the unfinished embeddings there are of corpus %s and weights %s"
+            " in chunks of %s; now these are %s, %s and %d",
+            self._folder,
+            before["corpus_fingerprint"][:16],
+            before["weights_fingerprint"][:16],
+            before["chunk_size"],
+            self._made_from["corpus_fingerprint"][:16],
+            self._made_from["weights_fingerprint"][:16],
+            self._chunk_size,
+        )
+        return set()
+
+
+def open_embeddings(
+    folder: Path, *, corpus_fingerprint: str, weights_fingerprint: str
+) -> npt.NDArray[np.float32]:
+    """The finished vectors in `folder`, float32 `[N, P]`, as a read-only memory map.
+
+    Raises:
+      OrqaError: none are there, they are damaged, or they were made from another corpus or by other
+        weights.
+    """
+    manifest = read_manifest(
+        folder,
+        "block embeddings",
+        schema=SCHEMA,
+        fingerprints={"corpus": corpus_fingerprint, "weights": weights_fingerprint},
+        remedy=ENCODE_AGAIN,
+    )
+    path = folder / "embeddings.npy"
+    try:
+        embeddings_NP: npt.NDArray[np.float32] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise OrqaError(f"{path} cannot be read ({error}): {ENCODE_AGAIN}.") from error
+    shape = (manifest["count"], manifest["projection_size"])
+    if embeddings_NP.shape != shape or embeddings_NP.dtype != np.float32:
+        raise OrqaError(
+            f"{path} holds {embeddings_NP.dtype} {embeddings_NP.shape}, but its manifest says"
+            f" float32 {shape}: {ENCODE_AGAIN}."
+        )
+    return embeddings_NP
+
+
+def _preallocate(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    try:
+        embeddings_NP: npt.NDArray[np.float32] = np.lib.format.open_memmap(
+            path, mode="w+", dtype=np.float32, shape=shape
+        )
+        # Without reserved space, a disk that fills up later would kill the process by SIGBUS.
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OrqaError(
+            f"{path} needs {4e-9 * shape[0] * shape[1]:.1f} GB, which cannot be reserved"
+            f" ({error.strerror}): free some space or choose another folder."
+        ) from error
+    return embeddings_NP
