@@ -1,0 +1,1 @@
+"""Blocks of evidence: reading documents, packing them, and the store they lie in."""

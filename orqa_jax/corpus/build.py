@@ -1,0 +1,371 @@
+"""Building a corpus: one process reads, all cores pack, one process writes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from orqa_jax.corpus.pack import MIN_WORDPIECES, Packed, Seconds, pack, timed
+from orqa_jax.corpus.readers import Page, find_files, read_pages, to_document
+from orqa_jax.corpus.store import (
+    MANIFEST_NAME,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TOKENIZER_NAME,
+    BlockStore,
+)
+from orqa_jax.errors import OrqaError
+from orqa_jax.text.wordpiece import WordPiece
+
+logger = logging.getLogger(__name__)
+
+# Shards and chunks are counted in content, never in workers: the store does not depend on those.
+_CHUNK_CHARACTERS = 500_000
+_SHARD_BYTES = 128 << 20
+_SECONDS_BETWEEN_LOG_LINES = 30
+
+
+def build_corpus(
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    tokenizer: WordPiece,
+    *,
+    max_wordpieces: int = 288,
+    workers: int | None = None,
+) -> BlockStore:
+    """Reads documents, packs them into blocks, and writes them as a block store.
+
+    The store grows in ``<out>.partial`` and is renamed when it is finished. What a killed build
+    left there is cleared away by the next one; an exception, Ctrl-C included, clears it at once.
+
+    Args:
+        sources: files and folders; see `readers.read_documents`.
+        out: folder to make; may exist if it is empty.
+        tokenizer: what the encoder to be trained uses; a copy goes into the store.
+        max_wordpieces: limit on ``[CLS] title [SEP] block [SEP]``; the title gets at most a
+            quarter of it.
+        workers: processes that pack; one for each core by default. The store is the same for any
+            number. 1 packs in this process. Otherwise a script needs the usual
+            ``if __name__ == "__main__":`` around what it runs.
+
+    Raises:
+        OrqaError: a source cannot be read, `out` is taken, or there is no text at all.
+    """
+    out = Path(out).absolute()
+    if max_wordpieces < MIN_WORDPIECES:
+        raise OrqaError(
+            f"max_wordpieces is {max_wordpieces} and has to be at least {MIN_WORDPIECES}."
+        )
+    if workers is not None and workers < 1:
+        raise OrqaError(f"workers is {workers} and has to be at least 1.")
+    workers = workers or os.cpu_count() or 1
+    _check_out(out, sources)
+    files = find_files(sources)
+
+    started = time.perf_counter()
+    seconds: Seconds = defaultdict(float)
+    skipped = Counter[str]()
+    documents = 0
+    with _partial_folder(out) as partial:
+        tokenizer.save(partial / TOKENIZER_NAME)
+        writer = _Writer(partial)
+        progress = _Progress(total_bytes=sum(file.bytes for file in files))
+        chunks = _chunks(read_pages(files, skipped), seconds)
+        packed_chunks = _pack_in_order(chunks, tokenizer, max_wordpieces, workers)
+        with progress, contextlib.closing(packed_chunks):
+            for packed, bytes_read in packed_chunks:
+                with timed(seconds, "writing"):
+                    writer.add(packed.batch)
+                skipped["empty"] += packed.empty
+                for stage, spent in packed.seconds.items():
+                    seconds[stage] += spent
+                documents += packed.documents
+                progress.update(documents, writer.text_bytes, bytes_read)
+        if not writer.blocks:
+            raise OrqaError(
+                f"There is no text in {', '.join(map(str, sources))}: "
+                f"{documents + skipped.total()} documents, all empty or no articles."
+            )
+        with timed(seconds, "writing"):
+            shards, fingerprint = writer.finish()
+        elapsed = time.perf_counter() - started
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "fingerprint": fingerprint,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "max_wordpieces": max_wordpieces,
+            "documents": documents,
+            "skipped": dict(sorted(skipped.items())),
+            "blocks": writer.blocks,
+            "wordpieces": writer.wordpieces,
+            "sources": [str(source) for source in sources],
+            "shards": shards,
+            "build": {
+                "workers": workers,
+                "seconds": round(elapsed, 2),
+                "text_bytes": writer.text_bytes,
+                "cpu_seconds": {stage: round(spent, 2) for stage, spent in seconds.items()},
+            },
+        }
+        (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+        try:
+            os.rename(partial, out)
+        except OSError as error:
+            raise OrqaError(f"{out} cannot be made ({error.strerror}).") from error
+    logger.info(
+        "%s: %s blocks of %s documents in %.0f s, %.1f MB of text a second; skipped: %s.",
+        out,
+        f"{writer.blocks:,}",
+        f"{documents:,}",
+        elapsed,
+        writer.text_bytes / 1e6 / elapsed,
+        ", ".join(f"{count:,} {reason}" for reason, count in skipped.items() if count) or "none",
+    )
+    return BlockStore(out)
+
+
+def _check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
+    if (out / MANIFEST_NAME).exists():
+        raise OrqaError(f"{out} is a corpus already; remove it or choose another folder.")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OrqaError(f"{out} exists and is not an empty folder; choose another folder.")
+    for source in map(Path, sources):
+        if out.is_relative_to(source.absolute()):
+            raise OrqaError(f"{out} lies in the source {source}; choose a folder outside of it.")
+
+
+@contextlib.contextmanager
+def _partial_folder(out: Path) -> Iterator[Path]:
+    """Makes ``<out>.partial``, empty, for this process alone; removes it if there is an error.
+
+    The lock is on the folder itself and dies with the process, however that ends.
+    """
+    partial = out.with_name(out.name + ".partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        lock = os.open(partial, os.O_RDONLY)
+    except OSError as error:
+        raise OrqaError(f"{partial} cannot be made ({error.strerror}).") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OrqaError(f"Another build is writing to {partial}; wait for it.") from None
+        for leftover in partial.iterdir():
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+        try:
+            yield partial
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    finally:
+        os.close(lock)
+
+
+def _chunks(
+    pages: Iterator[tuple[Page, int]], seconds: Seconds
+) -> Iterator[tuple[list[Page], int]]:
+    """Gathers pages into portions of about `_CHUNK_CHARACTERS`, with the bytes read so far."""
+    chunk: list[Page] = []
+    characters = bytes_read = 0
+    while True:
+        with timed(seconds, "reading"):
+            item = next(pages, None)
+        if item is None:
+            break
+        page, bytes_read = item
+        chunk.append(page)
+        characters += len(page.body)
+        if characters >= _CHUNK_CHARACTERS:
+            yield chunk, bytes_read
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk, bytes_read
+
+
+def _pack_in_order(
+    chunks: Iterator[tuple[list[Page], int]],
+    tokenizer: WordPiece,
+    max_wordpieces: int,
+    workers: int,
+) -> Generator[tuple[Packed, int], None, None]:
+    """Packs chunks in `workers` processes; at most two for each are on their way."""
+    if workers == 1:
+        for chunk, bytes_read in chunks:
+            yield _pack_pages(chunk, tokenizer, max_wordpieces), bytes_read
+        return
+    # Forking a process that runs jax or threads can deadlock; spawning cannot.
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(tokenizer, max_wordpieces),
+    )
+    pending: deque[tuple[Future[Packed], int]] = deque()
+    try:
+        for chunk, bytes_read in chunks:
+            pending.append((executor.submit(_pack_in_worker, chunk), bytes_read))
+            if len(pending) >= 2 * workers:
+                future, bytes_read = pending.popleft()
+                yield future.result(), bytes_read
+        for future, bytes_read in pending:
+            yield future.result(), bytes_read
+    except BrokenProcessPool as error:
+        raise OrqaError(
+            f"One of {workers} worker processes died, perhaps for want of memory; try fewer "
+            'workers, or 1 if your script has no `if __name__ == "__main__":`.'
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+_worker_arguments: tuple[WordPiece, int] | None = None
+
+
+def _start_worker(tokenizer: WordPiece, max_wordpieces: int) -> None:
+    global _worker_arguments
+    # One process for each core is enough; the Rust library would start a thread for each as well.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker_arguments = (tokenizer, max_wordpieces)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _pack_in_worker(pages: list[Page]) -> Packed:
+    assert _worker_arguments is not None
+    return _pack_pages(pages, *_worker_arguments)
+
+
+def _pack_pages(pages: list[Page], tokenizer: WordPiece, max_wordpieces: int) -> Packed:
+    seconds: Seconds = defaultdict(float)
+    with timed(seconds, "markup"):
+        documents = [to_document(page) for page in pages]
+    return pack(documents, tokenizer, max_wordpieces, seconds)
+
+
+class _Writer:
+    """Writes shards of about `_SHARD_BYTES`, and hashes what it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blocks = 0
+        self.wordpieces = 0
+        self.text_bytes = 0
+        self._folder = folder
+        self._batches: list[pa.RecordBatch] = []
+        self._shards: list[dict[str, Any]] = []
+        self._hashes: list[Any] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self._batches.append(batch)
+        self.blocks += batch.num_rows
+        self.wordpieces += len(batch.column("token_ids").values)
+        self.text_bytes += batch.column("text").buffers()[2].size
+        content = list(_content(batch))
+        self._hashes = self._hashes or [hashlib.sha256() for _ in content]
+        for content_hash, part in zip(self._hashes, content, strict=True):
+            content_hash.update(part)
+        if sum(waiting.nbytes for waiting in self._batches) >= _SHARD_BYTES:
+            self._write_shard()
+
+    def finish(self) -> tuple[list[dict[str, Any]], str]:
+        """Writes the last shard; returns the manifest's list of shards and the fingerprint."""
+        if self._batches:
+            self._write_shard()
+        digests = b"".join(content_hash.digest() for content_hash in self._hashes)
+        return self._shards, hashlib.sha256(digests).hexdigest()
+
+    def _write_shard(self) -> None:
+        path = self._folder / f"blocks-{len(self._shards):05}.arrow"
+        try:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as file:
+                batch = pa.concat_batches(self._batches)
+                file.write_batch(batch)
+        except OSError as error:
+            raise OrqaError(f"{path} cannot be written ({error}).") from error
+        self._batches = []
+        self._shards.append(
+            {"file": path.name, "blocks": batch.num_rows, "bytes": path.stat().st_size}
+        )
+
+
+def _content(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Lengths and values of all columns as buffers.
+
+    Each is hashed on its own, so that neither batches nor shards show in the fingerprint.
+    """
+    for column in batch.columns:
+        if pa.types.is_integer(column.type):
+            yield column.to_numpy()
+            continue
+        offsets = np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1)
+        yield np.diff(offsets)
+        if pa.types.is_list(column.type):
+            yield column.values.to_numpy()
+        else:
+            values = column.buffers()[2]
+            yield memoryview(values)[: offsets[-1]] if values else b""
+
+
+class _Progress:
+    """A bar with rate and time left on a terminal, elsewhere a log line every half minute."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._started = self._logged = time.monotonic()
+        self._bar = tqdm(
+            total=total_bytes,
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+            # The bar counts bytes of the files, which may be compressed; the rate is that of text.
+            bar_format="{percentage:3.0f}% |{bar}| {elapsed} < {remaining} {postfix}",
+        )
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *unused: object) -> None:
+        self._bar.close()
+
+    def update(self, documents: int, text_bytes: int, bytes_read: int) -> None:
+        now = time.monotonic()
+        elapsed = max(now - self._started, 1e-9)
+        state = f"{documents:,} documents, {text_bytes / 1e6 / elapsed:.1f} MB/s"
+        self._bar.set_postfix_str(state, refresh=False)
+        self._bar.update(bytes_read - self._bar.n)
+        if self._bar.disable and now - self._logged >= _SECONDS_BETWEEN_LOG_LINES:
+            self._logged = now
+            left = elapsed * (self._total - bytes_read) / bytes_read
+            logger.info("corpus: %s, about %.0f s left.", state, left)
