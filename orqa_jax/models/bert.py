@@ -1,0 +1,294 @@
+"""BERT (Devlin et al. 2019, arXiv:1810.04805) in Flax Linen, equal to the torch `BertModel`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from orqa_jax.errors import OrqaError
+
+Params = Mapping[str, Any]
+
+_INITIALIZER = nn.initializers.truncated_normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Sizes and rates of a BERT encoder, under the names of its Hugging Face `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and not (type(value) is int and value > 0):
+                raise OrqaError(
+                    f"BERT config: {field.name} must be a positive integer, not {value!r}"
+                )
+            if field.type == "float" and not isinstance(value, (int, float)):
+                raise OrqaError(f"BERT config: {field.name} must be a number, not {value!r}")
+        if self.hidden_size % self.num_attention_heads:
+            raise OrqaError(
+                f"BERT config: hidden_size {self.hidden_size} does not divide into "
+                f"num_attention_heads {self.num_attention_heads} equal heads"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
+        """Reads the contents of a Hugging Face `config.json`; keys that do not shape BERT are left.
+
+        Raises:
+          OrqaError: a size is missing, or the config describes something other than plain BERT.
+        """
+        for key, supported in _SUPPORTED.items():
+            if values.get(key, supported) not in (supported, None):
+                raise OrqaError(
+                    f"BERT config: {key} is {values[key]!r}, but only {supported!r} is supported"
+                )
+        fields = dataclasses.fields(cls)
+        required = [field.name for field in fields if field.default is dataclasses.MISSING]
+        missing = [name for name in required if name not in values]
+        if missing:
+            raise OrqaError(f"BERT config: {', '.join(missing)} missing; add it to the config")
+        return cls(**{field.name: values[field.name] for field in fields if field.name in values})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The inverse of `from_dict`; written to `config.json` it opens as a `BertModel`."""
+        return {**_SUPPORTED, **dataclasses.asdict(self)}
+
+
+# "gelu" is the exact one (erf) in these configs; "gelu_new" and others are approximations.
+_SUPPORTED = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+
+
+class Bert(nn.Module):
+    """The encoder: final hidden states of every wordpiece, or the pooled [CLS].
+
+    Parameters are float32. `dtype` is what is computed in; sums, softmax and layer norm statistics
+    stay in float32. Dropout falls where BERT has it: on the embeddings, the attention weights, the
+    attention output and the feed-forward output.
+
+    With `frozen_layers=n > 0` no gradient reaches the embeddings and the first n layers, and their
+    backward pass is never computed.
+    """
+
+    config: BertConfig
+    dtype: Any = jnp.float32
+    frozen_layers: int = 0
+
+    def setup(self) -> None:
+        if not 0 <= self.frozen_layers <= self.config.num_hidden_layers:
+            raise OrqaError(
+                f"frozen_layers is {self.frozen_layers}, but the encoder has "
+                f"{self.config.num_hidden_layers} layers"
+            )
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.layers = [
+            Layer(self.config, self.dtype, name=layer_name(index))
+            for index in range(self.config.num_hidden_layers)
+        ]
+        self.pooler = _dense(self.config.hidden_size, self.dtype)
+
+    def __call__(
+        self,
+        token_ids_BL: jax.Array,
+        mask_BL: jax.Array,
+        segment_ids_BL: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Final hidden states.
+
+        Args:
+          token_ids_BL: int32 wordpiece ids.
+          mask_BL: bool, True on real wordpieces.
+          segment_ids_BL: int32, 0 for the first segment and 1 for the second.
+          deterministic: False turns dropout on, and needs a "dropout" key.
+
+        Returns:
+          hidden_BLH in `dtype`. Values at padding are finite and meaningless.
+
+        Raises:
+          OrqaError: L is larger than the encoder has position embeddings.
+        """
+        hidden_BLH = self.embeddings(token_ids_BL, segment_ids_BL, deterministic)
+        if self.frozen_layers:
+            hidden_BLH = jax.lax.stop_gradient(hidden_BLH)
+        for index, layer in enumerate(self.layers):
+            hidden_BLH = layer(hidden_BLH, mask_BL, deterministic)
+            if index + 1 == self.frozen_layers:
+                hidden_BLH = jax.lax.stop_gradient(hidden_BLH)
+        return hidden_BLH
+
+    def pool(self, hidden_BLH: jax.Array) -> jax.Array:
+        """The pooler of next sentence prediction: tanh of a dense layer on [CLS]; [B, H]."""
+        return jnp.tanh(self.pooler(hidden_BLH[:, 0]))
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment embeddings, normalised; [B, L] -> [B, L, H]."""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, token_ids_BL: jax.Array, segment_ids_BL: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        config = self.config
+        length = token_ids_BL.shape[1]
+        if length > config.max_position_embeddings:
+            raise OrqaError(
+                f"A sequence of {length} wordpieces does not fit this encoder, which has "
+                f"{config.max_position_embeddings} position embeddings; use shorter blocks"
+            )
+
+        def table(name: str, rows: int) -> jax.Array:
+            return self.param(name, _INITIALIZER, (rows, config.hidden_size))
+
+        hidden_BLH = (
+            jnp.take(table("word", config.vocab_size), token_ids_BL, axis=0)
+            + table("position", config.max_position_embeddings)[:length]
+            + jnp.take(table("segment", config.type_vocab_size), segment_ids_BL, axis=0)
+        )
+        hidden_BLH = LayerNorm(config.layer_norm_eps, self.dtype, name="norm")(hidden_BLH)
+        return nn.Dropout(config.hidden_dropout_prob)(hidden_BLH, deterministic=deterministic)
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each added to its input and normalised after."""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, hidden_BLH: jax.Array, mask_BL: jax.Array, deterministic: bool) -> jax.Array:
+        config = self.config
+        dropout = nn.Dropout(config.hidden_dropout_prob, deterministic=deterministic)
+        norm = functools.partial(LayerNorm, config.layer_norm_eps, self.dtype)
+        query, key, value = (
+            _dense(config.hidden_size, self.dtype, name)(hidden_BLH)
+            for name in ("query", "key", "value")
+        )
+        weight_dropout = nn.Dropout(
+            config.attention_probs_dropout_prob, deterministic=deterministic
+        )
+        attended_BLH = attend(
+            query, key, value, mask_BL, config.num_attention_heads, weight_dropout
+        )
+        attended_BLH = dropout(
+            _dense(config.hidden_size, self.dtype, "attention_output")(attended_BLH)
+        )
+        hidden_BLH = norm(name="attention_norm")(hidden_BLH + attended_BLH)
+
+        inner = _dense(config.intermediate_size, self.dtype, "intermediate")(hidden_BLH)
+        inner = jax.nn.gelu(inner, approximate=False)
+        output_BLH = dropout(_dense(config.hidden_size, self.dtype, "output")(inner))
+        return norm(name="output_norm")(hidden_BLH + output_BLH)
+
+
+def attend(
+    query_BLH: jax.Array,
+    key_BLH: jax.Array,
+    value_BLH: jax.Array,
+    mask_BL: jax.Array,
+    num_heads: int,
+    weight_dropout: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Scaled dot-product attention over the keys where the mask is True; [B, L, H].
+
+    Written for XLA on CPU, where it takes a third of the time of `jax.nn.dot_product_attention`:
+    heads before positions, so that the [B, heads, L, L] weights are never transposed, and the
+    division by their sum after the product with the values, so that the weights are read once.
+    """
+    batch, length, hidden = query_BLH.shape
+    size = hidden // num_heads
+
+    def heads(array_BLH: jax.Array) -> jax.Array:
+        return array_BLH.reshape(batch, length, num_heads, size).transpose(0, 2, 1, 3)
+
+    logits = jnp.einsum(
+        "bnqd,bnkd->bnqk",
+        heads(query_BLH * size**-0.5),
+        heads(key_BLH),
+        preferred_element_type=jnp.float32,
+    )
+    logits += jnp.where(mask_BL, 0.0, -1e9)[:, None, None, :]
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+    attended = jnp.einsum(
+        "bnqk,bnkd->bnqd",
+        weight_dropout(weights).astype(value_BLH.dtype),
+        heads(value_BLH),
+        preferred_element_type=jnp.float32,
+    )
+    attended /= weights.sum(axis=-1)[..., None]
+    return attended.astype(value_BLH.dtype).transpose(0, 2, 1, 3).reshape(query_BLH.shape)
+
+
+def layer_name(index: int) -> str:
+    """Name of a layer's parameters, counted from 0 at the embeddings."""
+    return f"layer_{index}"
+
+
+def truncate_bert(
+    config: BertConfig, params: Params, num_layers: int
+) -> tuple[BertConfig, dict[str, Any]]:
+    """The encoder of the first `num_layers` layers; the arrays are shared, not copied.
+
+    Raises:
+      OrqaError: the encoder does not have that many layers, or none is asked for.
+    """
+    if not 1 <= num_layers <= config.num_hidden_layers:
+        raise OrqaError(
+            f"Cannot keep {num_layers} layers of an encoder that has {config.num_hidden_layers}; "
+            f"ask for 1 to {config.num_hidden_layers}"
+        )
+    dropped = {layer_name(index) for index in range(num_layers, config.num_hidden_layers)}
+    kept = {name: value for name, value in params.items() if name not in dropped}
+    return dataclasses.replace(config, num_hidden_layers=num_layers), kept
+
+
+def _dense(features: int, dtype: Any, name: str | None = None) -> nn.Dense:
+    return nn.Dense(features, dtype=dtype, kernel_init=_INITIALIZER, name=name)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last dimension, in float32 whatever the input and the result are.
+
+    The Flax module does not trace in bfloat16 where dtype promotion is strict.
+    """
+
+    epsilon: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        size = inputs.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (size,))
+        bias = self.param("bias", nn.initializers.zeros, (size,))
+        values = inputs.astype(jnp.float32)
+        mean = values.mean(axis=-1, keepdims=True)
+        variance = jnp.square(values - mean).mean(axis=-1, keepdims=True)
+        normed = (values - mean) * jax.lax.rsqrt(variance + self.epsilon)
+        return (normed * scale + bias).astype(self.dtype)

@@ -1,0 +1,183 @@
+"""The dual encoder: questions and blocks as vectors whose inner product is the retrieval score.
+
+Lee et al. 2019 (arXiv:1906.00300), section 4: ``S_retr(b, q) = h_q . h_b`` with
+``h_q = W_q BERT_Q(q)[CLS]`` and ``h_b = W_b BERT_B(b)[CLS]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import Bert, BertConfig, LayerNorm, Params
+
+Pooling = Literal["cls", "mean", "pooler"]
+
+# Of the Keras layer in the 2019 release, whose normalised projections this one matches.
+_PROJECTION_NORM_EPS = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverConfig:
+    """Shape of the dual encoder.
+
+    `pooling` makes one vector of a sequence: "cls" takes the last hidden state of [CLS], "mean"
+    the mean over real wordpieces, "pooler" the tanh layer of BERT's next sentence prediction (the
+    2019 release). `layer_norm` normalises the projection (the 2019 release). `projection_dropout`
+    falls on the finished vector.
+    """
+
+    bert: BertConfig
+    projection_size: int = 128
+    pooling: Pooling = "cls"
+    shared_towers: bool = False
+    layer_norm: bool = False
+    projection_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise OrqaError(
+                f"pooling is {self.pooling!r}; choose one of {', '.join(get_args(Pooling))}"
+            )
+
+
+class Tower(nn.Module):
+    """One encoder of the two: BERT, pooling, projection."""
+
+    config: RetrieverConfig
+    dtype: Any = jnp.float32
+    frozen_layers: int = 0
+
+    @nn.compact
+    def __call__(
+        self,
+        token_ids_BL: jax.Array,
+        mask_BL: jax.Array,
+        segment_ids_BL: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Vectors [B, P] in float32; arguments as for `Bert`."""
+        config = self.config
+        bert = Bert(config.bert, self.dtype, self.frozen_layers, name="bert")
+        hidden_BLH = bert(token_ids_BL, mask_BL, segment_ids_BL, deterministic=deterministic)
+        match config.pooling:
+            case "cls":
+                pooled_BH = hidden_BLH[:, 0]
+            case "mean":
+                pooled_BH = mean_pool(hidden_BLH, mask_BL)
+            case "pooler":
+                pooled_BH = bert.pool(hidden_BLH)
+        # Scores sum 128 products: the last steps are cheap, so they stay in float32.
+        vector_BP = nn.Dense(
+            config.projection_size, kernel_init=nn.initializers.orthogonal(), name="projection"
+        )(pooled_BH.astype(jnp.float32))
+        if config.layer_norm:
+            vector_BP = LayerNorm(_PROJECTION_NORM_EPS, name="norm")(vector_BP)
+        return nn.Dropout(config.projection_dropout)(vector_BP, deterministic=deterministic)
+
+
+class DualEncoder(nn.Module):
+    """Question tower and block tower.
+
+    Parameters are ``{"question_encoder": tower, "block_encoder": tower}``, or for shared towers
+    ``{"encoder": tower}``, with ``tower = {"bert": ..., "projection": ..., "norm": ...}``. Each
+    method reads only its own tower, so one can be frozen, dropped or replaced without the other:
+    ``model.apply({"params": {"block_encoder": tower}}, ..., method="encode_blocks")``.
+
+    `frozen_layers` is that of both towers (see `Bert`).
+    """
+
+    config: RetrieverConfig
+    dtype: Any = jnp.float32
+    frozen_layers: int = 0
+
+    def setup(self) -> None:
+        arguments = (self.config, self.dtype, self.frozen_layers)
+        if self.config.shared_towers:
+            self.encoder = Tower(*arguments)
+        else:
+            self.question_encoder = Tower(*arguments)
+            self.block_encoder = Tower(*arguments)
+
+    def encode_questions(
+        self, token_ids_BL: jax.Array, mask_BL: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """question_BP in float32, of ``[CLS] question [SEP]``."""
+        tower = self.encoder if self.config.shared_towers else self.question_encoder
+        segment_ids_BL = jnp.zeros_like(token_ids_BL)
+        return tower(token_ids_BL, mask_BL, segment_ids_BL, deterministic=deterministic)
+
+    def encode_blocks(
+        self,
+        token_ids_BL: jax.Array,
+        mask_BL: jax.Array,
+        segment_ids_BL: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """block_BP in float32, of ``[CLS] title [SEP] block [SEP]`` (segments 0 and 1)."""
+        tower = self.encoder if self.config.shared_towers else self.block_encoder
+        return tower(token_ids_BL, mask_BL, segment_ids_BL, deterministic=deterministic)
+
+
+def tower_names(config: RetrieverConfig) -> tuple[str, ...]:
+    """Top-level names of a dual encoder's parameters."""
+    return ("encoder",) if config.shared_towers else ("question_encoder", "block_encoder")
+
+
+def init_dual_encoder(
+    config: RetrieverConfig, key: jax.Array, bert_params: Params | None = None
+) -> dict[str, Any]:
+    """Fresh parameters of a `DualEncoder`, around pretrained BERT weights where given.
+
+    The projection starts orthogonal, so that inner products of the pooled vectors survive it as
+    well as P dimensions allow, at their own scale. Separate towers start from equal values, since
+    two independent projections would make the first scores noise; they share no buffer, so the
+    parameters can be donated.
+
+    Raises:
+      OrqaError: pooling is "pooler" and `bert_params` has none.
+    """
+    token_ids_BL = jnp.zeros((1, 1), jnp.int32)
+    mask_BL = jnp.ones((1, 1), bool)
+    tower = dict(Tower(config).init(key, token_ids_BL, mask_BL, token_ids_BL)["params"])
+    if bert_params is not None:
+        tower["bert"] = pretrained_bert(tower["bert"], bert_params)
+    return {name: jax.tree.map(jnp.copy, tower) for name in tower_names(config)}
+
+
+def pretrained_bert(fresh: Params, pretrained: Params) -> dict[str, Any]:
+    """The pretrained values of exactly the weights that `fresh` has.
+
+    Raises:
+      OrqaError: there is no pretrained pooler but one is needed, or the shapes differ.
+    """
+    if "pooler" in fresh and "pooler" not in pretrained:
+        raise OrqaError(
+            'The BERT weights have no pooler, which pooling "pooler" needs; '
+            'choose pooling "cls" or "mean", or other weights'
+        )
+    chosen = {name: pretrained[name] for name in fresh if name in pretrained}
+    shapes = jax.tree.map(jnp.shape, chosen), jax.tree.map(jnp.shape, dict(fresh))
+    if shapes[0] != shapes[1]:
+        raise OrqaError("The BERT weights do not have the shapes that the BERT config describes")
+    return jax.tree.map(jnp.asarray, chosen)
+
+
+def mean_pool(hidden_BLH: jax.Array, mask_BL: jax.Array) -> jax.Array:
+    """Mean of the hidden states where the mask is True, in float32; 0 where it never is."""
+    weight_BL = mask_BL.astype(jnp.float32)
+    total_BH = jnp.einsum("blh,bl->bh", hidden_BLH.astype(jnp.float32), weight_BL)
+    return total_BH / jnp.maximum(weight_BL.sum(axis=1, keepdims=True), 1.0)
+
+
+def retriever_config_from_dict(values: Mapping[str, Any]) -> RetrieverConfig:
+    """The inverse of `dataclasses.asdict` on a `RetrieverConfig`."""
+    return RetrieverConfig(**{**values, "bert": BertConfig.from_dict(values["bert"])})

@@ -1,0 +1,213 @@
+"""Weights in and out: Hugging Face `BertModel` folders, and our own parameters as safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import Bert, BertConfig, Params, layer_name
+
+_log = logging.getLogger(__name__)
+
+_SINGLE_FILE = "model.safetensors"
+_SHARD_INDEX = "model.safetensors.index.json"
+# The oldest checkpoints still say gamma and beta.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
+    """Reads a `BertModel` in safetensors, with or without the "bert." prefix of a larger model.
+
+    Heads beside a prefixed encoder are left out, and named in the log unless they are those of
+    BERT's own pre-training. A pooler may be absent; only pooling "pooler" needs it.
+
+    Returns:
+      The config and the parameters of `Bert`, float32 numpy arrays.
+
+    Raises:
+      OrqaError: the folder is not such a checkpoint; every missing, extra and misshaped weight is
+        named.
+    """
+    folder = Path(folder)
+    try:
+        config = BertConfig.from_dict(_read_json(folder / "config.json"))
+    except OrqaError as error:
+        raise OrqaError(f"{folder}: {error}") from None
+    tensors = _encoder_tensors(folder)
+    names = _weight_names(config)
+    if not any(name.startswith("pooler.") for name in tensors):
+        names = {ours: theirs for ours, theirs in names.items() if ours[0] != "pooler"}
+    shapes = _weight_shapes(config)
+
+    defects = [f"{name} is missing" for name in names.values() if name not in tensors]
+    defects += [f"{name} is unknown" for name in sorted(tensors.keys() - set(names.values()))]
+    params = {}
+    for ours, theirs in names.items():
+        if theirs not in tensors:
+            continue
+        value = np.asarray(tensors[theirs], dtype=np.float32)
+        params[ours] = value.T if ours[-1] == "kernel" else value
+        if params[ours].shape != shapes[ours]:
+            expected = shapes[ours][::-1] if ours[-1] == "kernel" else shapes[ours]
+            defects.append(f"{theirs} is {list(value.shape)}, not {list(expected)}")
+    if defects:
+        raise OrqaError(
+            f"{folder}: the weights are not those of the BERT that config.json describes: "
+            + "; ".join(defects)
+        )
+    return config, traverse_util.unflatten_dict(params)
+
+
+def save_params(path: str | Path, params: Params) -> None:
+    """Writes nested parameters as one safetensors file, names joined by "/"; atomic."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        # safetensors writes the buffer behind a view, so every array must lie in its own order.
+        save_file({name: value.copy(order="C") for name, value in _named(params)}, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_params(path: str | Path) -> dict[str, Any]:
+    """Reads what `save_params` wrote, as numpy arrays.
+
+    Raises:
+      OrqaError: the file is missing, damaged or cut short.
+    """
+    return traverse_util.unflatten_dict(_read_safetensors(Path(path)), sep="/")
+
+
+def fingerprint_params(params: Params) -> str:
+    """SHA-256, in hexadecimal, of the names, types, shapes and bytes of all parameters.
+
+    Equal values have equal fingerprints, whatever devices hold them.
+    """
+    digest = hashlib.sha256()
+    for name, value in _named(params):
+        digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _named(params: Params) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in sorted(traverse_util.flatten_dict(params, sep="/").items()):
+        yield name, np.asarray(value)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OrqaError(f"{path} does not exist; give the folder of a BERT checkpoint") from None
+    except (ValueError, OSError) as error:
+        raise OrqaError(f"{path} is not readable JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise OrqaError(f"{path} must hold a JSON object")
+    return values
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise OrqaError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise OrqaError(
+            f"{path} is not a whole safetensors file ({error}); copy or download it again"
+        ) from None
+
+
+def _encoder_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of the encoder in `folder`, under today's names without prefix."""
+    if (folder / _SINGLE_FILE).exists():
+        tensors = _read_safetensors(folder / _SINGLE_FILE)
+    elif (folder / _SHARD_INDEX).exists():
+        shard_of = _read_json(folder / _SHARD_INDEX).get("weight_map")
+        if not isinstance(shard_of, dict):
+            raise OrqaError(f'{folder / _SHARD_INDEX} has no "weight_map" that names the shards')
+        tensors = {}
+        for shard in sorted(set(shard_of.values())):
+            tensors.update(_read_safetensors(folder / shard))
+    elif (folder / "pytorch_model.bin").exists():
+        raise OrqaError(
+            f"{folder} holds only a pytorch_model.bin, which can run code when it is opened; "
+            "convert it with transformers: BertModel.from_pretrained(...).save_pretrained(...)"
+        )
+    else:
+        raise OrqaError(f"{folder} holds no {_SINGLE_FILE}")
+
+    if any(name.startswith("bert.") for name in tensors):
+        heads = sorted(name for name in tensors if not name.startswith(("bert.", "cls.")))
+        if heads:
+            _log.warning("%s: left out weights beside the encoder: %s", folder, ", ".join(heads))
+        tensors = {
+            name.removeprefix("bert."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("bert.")
+        }
+    # Buffers that older versions of transformers saved along with the weights.
+    for buffer in ("embeddings.position_ids", "embeddings.token_type_ids"):
+        tensors.pop(buffer, None)
+    return {_today(name): tensor for name, tensor in tensors.items()}
+
+
+def _today(name: str) -> str:
+    for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _weight_names(config: BertConfig) -> dict[tuple[str, ...], str]:
+    """Path of each parameter of `Bert` -> name in a `BertModel`."""
+    dense = {"kernel": "weight", "bias": "bias"}
+    norm = {"scale": "weight", "bias": "bias"}
+    names: dict[tuple[str, ...], str] = {
+        ("embeddings", "word"): "embeddings.word_embeddings.weight",
+        ("embeddings", "position"): "embeddings.position_embeddings.weight",
+        ("embeddings", "segment"): "embeddings.token_type_embeddings.weight",
+    }
+
+    def add(path: tuple[str, ...], theirs: str, leaves: dict[str, str]) -> None:
+        names.update({(*path, ours): f"{theirs}.{leaf}" for ours, leaf in leaves.items()})
+
+    add(("embeddings", "norm"), "embeddings.LayerNorm", norm)
+    for index in range(config.num_hidden_layers):
+        ours, theirs = layer_name(index), f"encoder.layer.{index}"
+        for part in ("query", "key", "value"):
+            add((ours, part), f"{theirs}.attention.self.{part}", dense)
+        add((ours, "attention_output"), f"{theirs}.attention.output.dense", dense)
+        add((ours, "attention_norm"), f"{theirs}.attention.output.LayerNorm", norm)
+        add((ours, "intermediate"), f"{theirs}.intermediate.dense", dense)
+        add((ours, "output"), f"{theirs}.output.dense", dense)
+        add((ours, "output_norm"), f"{theirs}.output.LayerNorm", norm)
+    add(("pooler",), "pooler.dense", dense)
+    return names
+
+
+def _weight_shapes(config: BertConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Path of each parameter of `Bert` -> its shape."""
+    bert = Bert(config)
+    ids_BL = jax.ShapeDtypeStruct((1, 1), np.int32)
+    params = jax.eval_shape(
+        lambda ids: bert.init(jax.random.key(0), ids, ids > 0, ids, method=_everything), ids_BL
+    )["params"]
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(params).items()}
+
+
+def _everything(bert: Bert, *inputs: jax.Array) -> jax.Array:
+    return bert.pool(bert(*inputs))
