@@ -1,0 +1,284 @@
+"""The ``orqa`` command: from documents and question-answer pairs to cited answers.
+
+Each subcommand is a thin wrapper around one function of the package, imported only when it runs.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from orqa_jax import __version__
+from orqa_jax.errors import OrqaError
+
+if TYPE_CHECKING:
+    from orqa_jax.predict import Answer, Candidate
+
+# Questions answered together by `orqa predict`.
+_BATCH = 32
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit status: 0, 2 for a user's error, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    start_logging()
+    try:
+        parser = _parser()
+        options, rest = parser.parse_known_args(arguments)
+        if options.settings:
+            options.function(rest)
+        elif rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        else:
+            options.function(options)
+    except OrqaError as error:
+        if "--debug" in arguments:
+            raise
+        print(f"orqa: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("orqa: interrupted; the same command continues where it can.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def start_logging() -> None:
+    """Our own messages go to standard error as they are; libraries only warn."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("orqa_jax").setLevel(logging.INFO)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="orqa",
+        description="Open-retrieval question answering: learn to retrieve and to read from "
+        "documents and question-answer pairs alone.",
+    )
+    parser.add_argument("--version", action="version", version=f"orqa_jax {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, function: Any, text: str, *, settings: bool = False
+    ) -> argparse.ArgumentParser:
+        """Adds a command; one with ``settings`` parses its own flags, from a dataclass."""
+        about = text[0].upper() + text[1:] + "."
+        added = commands.add_parser(name, help=text, description=about, add_help=not settings)
+        added.set_defaults(function=function, settings=settings)
+        if not settings:
+            added.add_argument("--debug", action="store_true", help="show an error's traceback")
+        return added
+
+    corpus = command("corpus", _corpus, "cut documents into blocks of evidence")
+    corpus.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="files or folders")
+    corpus.add_argument("--out", type=Path, required=True, help="folder of the new block store")
+    corpus.add_argument(
+        "--encoder", type=Path, required=True, help="folder of the BERT whose tokenizer is used"
+    )
+    corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
+    corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
+
+    command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
+
+    index = command("index", _index, "encode all blocks, and index them for BM25")
+    _add_run(index)
+
+    command(
+        "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
+    )
+
+    ask = command("ask", _ask, "answer questions, with evidence")
+    _add_run(ask)
+    ask.add_argument(
+        "questions",
+        nargs="*",
+        metavar="QUESTION",
+        help="read from standard input where none is given",
+    )
+    _add_system(ask)
+    ask.add_argument("--json", action="store_true", help="print one JSON object for each question")
+
+    predict = command("predict", _predict, "answer a file of questions")
+    _add_run(predict)
+    predict.add_argument("questions", type=Path, help="JSONL file with a question a line")
+    predict.add_argument(
+        "--out", type=Path, required=True, help="JSONL file of predictions to write"
+    )
+    _add_system(predict)
+
+    evaluate = command("eval", _eval, "score predictions, with confidence intervals")
+    evaluate.add_argument("predictions", type=Path, help="JSONL file that `orqa predict` wrote")
+    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    evaluate.add_argument(
+        "--corpus", type=Path, help="block store, for recall (the one predicted from)"
+    )
+    evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run",
+        type=Path,
+        required=True,
+        help="folder with corpus/, ict/, index/, bm25/, finetune/",
+    )
+
+
+def _add_system(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--system",
+        choices=("orqa", "zero_shot", "bm25"),
+        default="orqa",
+        help="fine-tuned (default), as it was before fine-tuning, or BM25 with the reader",
+    )
+
+
+def _corpus(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.build import build_corpus
+    from orqa_jax.text.wordpiece import WordPiece
+
+    build_corpus(
+        options.sources,
+        options.out,
+        WordPiece.load(options.encoder),
+        max_wordpieces=options.max_wordpieces,
+        workers=options.workers,
+    )
+
+
+def _ict(arguments: Sequence[str]) -> None:
+    from orqa_jax.train.ict import ICTConfig, pretrain
+
+    _start_jax()
+    places = {"corpus": "corpus", "out": "ict"}
+    pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
+
+
+def _index(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.index.bm25 import BM25Index
+    from orqa_jax.train.encode import EncodeConfig, encode_corpus
+
+    _start_jax()
+    run = options.run
+    BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
+    places = {"corpus": "corpus", "retriever": "ict/model", "out": "index"}
+    encode_corpus(EncodeConfig(**{name: str(run / place) for name, place in places.items()}))
+
+
+def _finetune(arguments: Sequence[str]) -> None:
+    from orqa_jax.train.finetune import FinetuneConfig, finetune
+
+    _start_jax()
+    places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
+    finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
+
+
+def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str, str]) -> Any:
+    """Reads a settings dataclass from a run folder, a config file and flags; the last one wins."""
+    from orqa_jax.train.config import load_config_file, make_config
+
+    parser = argparse.ArgumentParser(
+        prog=program, description=cls.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
+    parser.add_argument("--config", type=Path, help="Python file with get_config()")
+    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=str if get_args(hints[field.name]) else hints[field.name],
+            choices=get_args(hints[field.name]) or None,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS if field.name in places else "(see above)",
+        )
+    flags = vars(parser.parse_args(arguments))
+    run, config = flags.pop("run"), flags.pop("config")
+    flags.pop("debug")
+    values: dict[str, Any] = {}
+    if run is not None:
+        values = {name: str(run / place) for name, place in places.items()}
+    if config is not None:
+        values |= load_config_file(config)
+    return make_config(cls, values | flags)
+
+
+def _ask(options: argparse.Namespace) -> None:
+    from orqa_jax.predict import load_answerer
+
+    _start_jax()
+    answerer = load_answerer(options.run, system=options.system)
+    color = sys.stdout.isatty()
+    questions = options.questions or (line.strip() for line in sys.stdin)
+    for number, question in enumerate(filter(None, questions), 1):
+        answer = answerer.answer([question])[0]
+        if options.json:
+            print(json.dumps(answer.to_dict(str(number)), ensure_ascii=False), flush=True)
+        else:
+            print(format_answer(answer, color=color), flush=True)
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from orqa_jax.predict import load_answerer, predict_file
+
+    _start_jax()
+    answerer = load_answerer(options.run, system=options.system)
+    about = {"run": str(options.run.resolve()), "system": options.system}
+    predict_file(answerer, options.questions, options.out, about=about)
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from orqa_jax.eval.evaluate import format_table
+    from orqa_jax.predict import evaluate_file
+
+    found = evaluate_file(options.predictions, options.references, corpus=options.corpus).intervals
+    if options.json:
+        print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+    else:
+        print(format_table({options.predictions.stem: found}))
+
+
+def _start_jax() -> None:
+    from orqa_jax.train.mesh import prepare_host
+
+    prepare_host()
+
+
+def format_answer(answer: "Answer", *, color: bool) -> str:
+    """An answer for people: title, the sentence with the answer marked, and the runners-up."""
+    lines = [f"Q: {answer.question}"]
+    if not answer.candidates:
+        return "\n".join([*lines, "A: (nothing in the retrieved blocks can be an answer)", ""])
+    best, *others = answer.candidates
+    lines.append(f"A: {_bold(best.answer, color)}   [{best.title}, score {best.score:.2f}]")
+    lines.append(f"   {_sentence_with_answer(best, color)}")
+    if others:
+        listed = "; ".join(f"{other.answer} ({other.score:.2f}, {other.title})" for other in others)
+        lines.append(f"   Also: {listed}")
+    return "\n".join([*lines, ""])
+
+
+def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
+    from orqa_jax.text.sentences import split_sentences
+
+    text = candidate.block_text
+    start, end = candidate.start - candidate.block_start, candidate.end - candidate.block_start
+    touched = [span for span in split_sentences(text) if span[0] < end and span[1] > start]
+    first, last = touched[0][0], touched[-1][1]
+    marked = text[first:start] + _bold(text[start:end], color, "**") + text[end:last]
+    return re.sub(r"\s+", " ", marked)
+
+
+def _bold(text: str, color: bool, plain: str = "") -> str:
+    return f"\x1b[1;32m{text}\x1b[0m" if color else f"{plain}{text}{plain}"

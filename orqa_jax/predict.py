@@ -1,0 +1,501 @@
+"""Questions in, answers with their evidence out."""
+
+import dataclasses
+import functools
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
+from orqa_jax.eval.evaluate import Evaluation, evaluate, format_table, load_predictions
+from orqa_jax.eval.scores import exact_match
+from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.exact import ExactIndex
+from orqa_jax.index.manifest import write_json
+from orqa_jax.models.reader import SpanReader, reader_config_from_dict
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.normalize import normalize_answer
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train import finetune, ict
+from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.inputs import question_inputs
+from orqa_jax.train.mesh import accelerator_mesh
+from orqa_jax.train.retrieve import BeamSizes, reader_inputs
+from orqa_jax.train.state import Params
+
+# Sequences are padded to a multiple of this, so that few shapes are compiled.
+_LENGTH_STEP = 32
+# Sequences read together.
+_ROWS = 8
+# Questions answered together when a file of them is read.
+_BATCH = 32
+# Tried for the BM25 score, whose scale is some twenty times that of the reader's.
+BM25_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One span that may answer the question.
+
+    Attributes:
+      answer: Exactly the characters of the document.
+      block: Number of the block it stands in.
+      title: Title of the document.
+      document_id: Id of the document.
+      start: First character of the answer in the document's text.
+      end: One past its last character.
+      block_start: First character of the block in the document's text.
+      block_text: Text of the block.
+      retrieval_score: Of the block.
+      reader_score: Of the span; the total of both ranks the candidates.
+    """
+
+    answer: str
+    block: int
+    title: str
+    document_id: str
+    start: int
+    end: int
+    block_start: int
+    block_text: str
+    retrieval_score: float
+    reader_score: float
+
+    @property
+    def score(self) -> float:
+        return self.retrieval_score + self.reader_score
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The best candidates for a question, best first, and the blocks that were retrieved.
+
+    ``candidates`` is empty only where no retrieved block holds a possible span.
+    """
+
+    question: str
+    candidates: tuple[Candidate, ...]
+    retrieved: tuple[int, ...]
+    retrieval_scores: tuple[float, ...]
+
+    def to_dict(self, identifier: str) -> dict[str, Any]:
+        """One line of a predictions file."""
+        best = self.candidates[0] if self.candidates else None
+        return {
+            "id": identifier,
+            "question": self.question,
+            "answer": best.answer if best else "",
+            "candidates": [dataclasses.asdict(candidate) for candidate in self.candidates],
+            "retrieved": list(self.retrieved),
+            "retrieval_scores": [round(score, 5) for score in self.retrieval_scores],
+        }
+
+
+class DenseRetriever:
+    """Retrieval by the question tower and the block embeddings."""
+
+    def __init__(
+        self,
+        model: DualEncoder,
+        params: Params,
+        index: ExactIndex,
+        tokenizer: WordPiece,
+        question_length: int,
+    ) -> None:
+        self._params, self._index, self._tokenizer = params, index, tokenizer
+        self._question_length = question_length
+        self._encode = jax.jit(functools.partial(model.apply, method="encode_questions"))
+
+    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """ids [B, k] and scores [B, k], best first."""
+        ids = [encoded.ids for encoded in self._tokenizer.encode(questions)]
+        longest = max((len(x) for x in ids), default=0) + 2
+        length = min(self._question_length, -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
+        rows = _next_power_of_two(len(ids))
+        batch = question_inputs(self._tokenizer, ids + [ids[0]] * (rows - len(ids)), length)
+        vectors = self._encode({"params": self._params}, batch["token_ids"], batch["mask"])
+        return self._index.search(np.asarray(vectors)[: len(ids)], k)
+
+
+class Reader:
+    """The span reader of a fine-tuned model, on the blocks of one store."""
+
+    def __init__(
+        self,
+        model: SpanReader,
+        params: Params,
+        store: BlockStore,
+        tokenizer: WordPiece,
+        sizes: BeamSizes,
+    ) -> None:
+        self._params, self._store, self._tokenizer, self.sizes = params, store, tokenizer, sizes
+        self._logits = jax.jit(model.apply)
+
+    def spans(self, questions: Sequence[str], ids_BK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores every candidate span of each beam.
+
+        Returns:
+          float32 [B, K, L, W], -inf where there is no candidate, and the wordpieces read [B, K, L].
+        """
+        ids = [encoded.ids for encoded in self._tokenizer.encode(questions)]
+        beam = reader_inputs(self._store, self._tokenizer, ids, ids_BK, self.sizes)
+        batch_size, read, length = beam["token_ids"].shape
+        flat = {name: x.reshape(batch_size * read, *x.shape[2:]) for name, x in beam.items()}
+        width = self.sizes.span_width
+        logits = np.full((batch_size * read, length, width), -np.inf, np.float32)
+        used_M = flat["mask"].sum(axis=1)
+        order = np.argsort(used_M, kind="stable")
+        # Sequences of like length go together, so that short ones do not pay for padding.
+        for start in range(0, len(order), _ROWS):
+            chunk = order[start : start + _ROWS]
+            padded = np.resize(chunk, _ROWS)
+            bucket = min(length, -(-int(used_M[chunk].max()) // _LENGTH_STEP) * _LENGTH_STEP)
+            part = [flat[name][padded, :bucket] for name in ("token_ids", "mask", "segment_ids")]
+            scored = np.asarray(self._logits({"params": self._params}, *part))
+            logits[chunk, :bucket] = scored[: len(chunk)]
+        logits = np.where(flat["span_mask"], logits, -np.inf)
+        return logits.reshape(batch_size, read, length, width), beam["token_ids"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadBeam:
+    """What is known of a batch of questions before an answer is chosen.
+
+    Attributes:
+      ids_BC: Retrieved blocks, best first.
+      scores_BC: Their retrieval scores.
+      token_ids_BKL: What the reader read.
+      logits_BKLW: Reader scores of the spans, -inf where there is no candidate.
+    """
+
+    ids_BC: np.ndarray
+    scores_BC: np.ndarray
+    token_ids_BKL: np.ndarray
+    logits_BKLW: np.ndarray
+
+
+class Answerer:
+    """Answers questions from a corpus: retrieve, read, and point to the evidence.
+
+    Args:
+      store: The blocks.
+      retriever: Anything with ``search(questions, k) -> (ids, scores)``.
+      reader: The span reader.
+      retrieval_weight: Factor of the retrieval score in a candidate's total score: 1 for the dense
+        retriever that the reader was trained with.
+    """
+
+    def __init__(
+        self,
+        store: BlockStore,
+        retriever: DenseRetriever | BM25Index,
+        reader: Reader,
+        *,
+        tokenizer: WordPiece,
+        retrieval_weight: float = 1.0,
+    ) -> None:
+        self.store, self.retriever, self.reader = store, retriever, reader
+        self._tokenizer, self.retrieval_weight = tokenizer, retrieval_weight
+
+    def answer(
+        self, questions: Sequence[str], *, candidates: int = 5, retrieve: int = 100
+    ) -> list[Answer]:
+        """Answers a batch of questions.
+
+        Args:
+          questions: Any number of questions.
+          candidates: Distinct answers to return for each.
+          retrieve: Blocks to retrieve; the first ``reader_beam`` of them are read.
+
+        Raises:
+          OrqaError: A question is empty.
+        """
+        beam = self.read(questions, retrieve)
+        return [
+            Answer(
+                question,
+                self._candidates(beam, row, self.retrieval_weight, candidates),
+                tuple(int(i) for i in beam.ids_BC[row]),
+                tuple(float(s) for s in beam.scores_BC[row]),
+            )
+            for row, question in enumerate(questions)
+        ]
+
+    def read(self, questions: Sequence[str], retrieve: int) -> ReadBeam:
+        """Retrieves and reads, see ``answer``."""
+        for place, question in enumerate(questions, 1):
+            if not question.strip():
+                raise OrqaError(f"Question {place} of the batch is empty; ask something.")
+        retrieve = min(max(retrieve, self.reader.sizes.read), len(self.store))
+        ids_BC, scores_BC = self.retriever.search(questions, retrieve)
+        logits_BKLW, token_ids_BKL = self.reader.spans(
+            questions, ids_BC[:, : self.reader.sizes.read]
+        )
+        return ReadBeam(ids_BC, scores_BC, token_ids_BKL, logits_BKLW)
+
+    def best_answers(self, beam: ReadBeam, weight: float) -> list[str]:
+        """The best answer string of each question under a retrieval weight; "" where none is."""
+        chosen = [self._candidates(beam, row, weight, 1) for row in range(len(beam.ids_BC))]
+        return [found[0].answer if found else "" for found in chosen]
+
+    def _candidates(
+        self, beam: ReadBeam, row: int, weight: float, count: int
+    ) -> tuple[Candidate, ...]:
+        logits_KLW, token_ids_KL = beam.logits_BKLW[row], beam.token_ids_BKL[row]
+        scores_K = weight * beam.scores_BC[row, : len(logits_KLW)]
+        total = (logits_KLW + scores_K[:, None, None]).reshape(-1)
+        order = np.argsort(-total, kind="stable")[: int(np.isfinite(total).sum())]
+        chosen: list[Candidate] = []
+        seen: set[str] = set()
+        encodings: dict[int, Any] = {}
+        for flat in order:
+            k, start, extra = (int(x) for x in np.unravel_index(flat, logits_KLW.shape))
+            block = int(beam.ids_BC[row, k])
+            if block not in encodings:
+                encodings[block] = self._tokenizer.encode([self.store.text(block)])[0]
+            # The block stands between the question's [SEP] and the last one.
+            first = int(np.flatnonzero(token_ids_KL[k] == self._tokenizer.sep_id)[0]) + 1
+            encoded = encodings[block]
+            begin = int(encoded.starts[start - first])
+            end = int(encoded.ends[start - first + extra])
+            text = self.store.text(block)
+            key = normalize_answer(text[begin:end])
+            if key in seen:
+                continue
+            seen.add(key)
+            block_start = self.store.document_start(block)
+            chosen.append(
+                Candidate(
+                    answer=text[begin:end],
+                    block=block,
+                    title=self.store.title(block),
+                    document_id=self.store.document_id(block),
+                    start=block_start + begin,
+                    end=block_start + end,
+                    block_start=block_start,
+                    block_text=text,
+                    retrieval_score=float(scores_K[k]),
+                    reader_score=float(logits_KLW[k, start, extra]),
+                )
+            )
+            if len(chosen) == count:
+                break
+        return tuple(chosen)
+
+
+def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
+    """Opens what a run folder holds: ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
+
+    Args:
+      run: The folder of the run.
+      system: "orqa" is the fine-tuned whole; "zero_shot" is what fine-tuning started from, the
+        question tower as ICT left it and a reader that has learned nothing; "bm25" retrieves by
+        BM25 and reads with the fine-tuned reader.
+
+    Raises:
+      OrqaError: A part is missing, or parts do not belong together.
+    """
+    store = BlockStore(run / "corpus")
+    about, params, tokenizer = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
+    if about["corpus_fingerprint"] != store.fingerprint:
+        raise OrqaError(
+            f"The model in {run / 'finetune'} was trained on corpus "
+            f"{about['corpus_fingerprint'][:16]}, but {run / 'corpus'} is "
+            f"{store.fingerprint[:16]}; train it again on this corpus."
+        )
+    reader_config = reader_config_from_dict(about["reader"])
+    if system == "zero_shot":
+        params = initial_answerer_params(run, about["config"])
+    sizes = BeamSizes(
+        early=len(store),
+        read=min(about["reader_beam"], len(store)),
+        reader_length=about["reader_length"],
+        span_width=reader_config.max_span_wordpieces,
+    )
+    params = jax.tree.map(jnp.asarray, params)
+    reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)
+    retriever: DenseRetriever | BM25Index
+    retrieval_weight = 1.0
+    if system == "bm25":
+        retriever = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
+        retrieval_weight = read_bm25_weight(run)
+    elif system in ("orqa", "zero_shot"):
+        vectors_NP = open_embeddings(
+            run / "index",
+            corpus_fingerprint=store.fingerprint,
+            weights_fingerprint=about["retriever_fingerprint"],
+        )
+        model = DualEncoder(retriever_config_from_dict(about["retriever"]))
+        retriever = DenseRetriever(
+            model,
+            params["retriever"],
+            ExactIndex(vectors_NP, mesh=accelerator_mesh()),
+            tokenizer,
+            about["question_length"],
+        )
+    else:
+        raise OrqaError(f'system is "{system}"; it can be "orqa", "zero_shot" or "bm25".')
+    return Answerer(
+        store, retriever, reader, tokenizer=tokenizer, retrieval_weight=retrieval_weight
+    )
+
+
+def initial_answerer_params(run: Path, config: dict[str, Any]) -> Params:
+    """The parameters that the fine-tuning of this run started from, made again from its seed."""
+    names = {field.name for field in dataclasses.fields(finetune.FinetuneConfig)}
+    settings = finetune.FinetuneConfig(**{k: v for k, v in config.items() if k in names})
+    _, retriever_params, _ = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
+    key, _ = jax.random.split(jax.random.key(settings.seed))
+    return finetune.initial_params(settings, retriever_params, key)[1]
+
+
+def _next_power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[str, Any]) -> None:
+    """Answers every question of a JSONL file; ``out`` appears when all are answered.
+
+    Beside it, ``<out>.about.json`` says what made the predictions and on which corpus, for
+    ``evaluate_file``.
+    """
+    examples = load_examples(questions)
+    partial = out.with_name(out.name + ".partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        partial.open("w", encoding="utf-8") as file,
+        tqdm(total=len(examples), desc="predict", unit="question", disable=_quiet()) as bar,
+    ):
+        for start in range(0, len(examples), _BATCH):
+            batch = examples[start : start + _BATCH]
+            answers = answerer.answer([example.question for example in batch])
+            for example, answer in zip(batch, answers, strict=True):
+                line = json.dumps(answer.to_dict(example.id), ensure_ascii=False)
+                file.write(line + "\n")
+            bar.update(len(batch))
+    corpus = {
+        "corpus": str(answerer.store.folder.resolve()),
+        "corpus_fingerprint": answerer.store.fingerprint,
+    }
+    write_json(about_path(out), about | corpus)
+    partial.replace(out)
+
+
+def about_path(predictions: Path) -> Path:
+    """The file beside a predictions file that says where it came from."""
+    return predictions.with_name(predictions.name + ".about.json")
+
+
+def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = None) -> Evaluation:
+    """Scores a predictions file against question-answer pairs.
+
+    Recall of the answer string needs the texts of the blocks: those of ``corpus``, or of the one
+    named beside the predictions. Where there is neither, recall is left out and the log says so.
+
+    Raises:
+      OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
+    """
+    answers = {example.id: example.answers for example in load_examples(references)}
+    about = about_path(predictions)
+    described = json.loads(about.read_text(encoding="utf-8")) if about.exists() else {}
+    if corpus is None and described and Path(described["corpus"]).exists():
+        corpus = Path(described["corpus"])
+    if corpus is None:
+        logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
+        return evaluate(load_predictions(predictions), answers, None)
+    store = BlockStore(corpus)
+    if described and described["corpus_fingerprint"] != store.fingerprint:
+        raise OrqaError(
+            f"{predictions} was made on corpus {described['corpus_fingerprint'][:16]}, but "
+            f"{corpus} is {store.fingerprint[:16]}; name the right one with --corpus."
+        )
+    return evaluate(load_predictions(predictions), answers, store.text)
+
+
+SYSTEMS = {
+    "bm25": "BM25, read by the fine-tuned reader",
+    "zero_shot": "zero-shot after ICT, untrained reader",
+    "orqa": "ORQA, fine-tuned end to end",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """What to compare the systems of a run on.
+
+    Attributes:
+      run: Run folder with ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
+      dev: JSONL file of question-answer pairs on which the weight of BM25's score is chosen.
+      test: JSONL file of question-answer pairs that the table is about.
+      out: Folder for the predictions and ``results.md``.
+    """
+
+    run: str
+    dev: str
+    test: str
+    out: str
+
+
+def compare_systems(config: CompareConfig) -> str:
+    """Answers the test questions with every system; returns, and writes, the table of results.
+
+    Predictions that are there already are not made again.
+    """
+    run, out = Path(config.run), Path(config.out)
+    if not (run / "finetune" / "bm25_weight.json").exists():
+        tune_bm25_weight(run, load_examples(Path(config.dev)))
+    rows = {}
+    for system, name in SYSTEMS.items():
+        predictions = out / f"{system}.jsonl"
+        if not predictions.exists():
+            about = {"run": str(run.resolve()), "system": system}
+            answerer = load_answerer(run, system=system)
+            predict_file(answerer, Path(config.test), predictions, about=about)
+        rows[name] = evaluate_file(predictions, Path(config.test)).intervals
+    table = format_table(rows)
+    (out / "results.md").write_text(table + "\n", encoding="utf-8")
+    return table
+
+
+def tune_bm25_weight(run: Path, examples: Sequence[Example]) -> float:
+    """Chooses and stores the weight of the BM25 score beside the reader's, by exact match on dev.
+
+    The reader was trained beside the dense scores, so BM25's need a scale of their own.
+    """
+    answerer = load_answerer(run, system="bm25")
+    matches = np.zeros(len(BM25_WEIGHTS))
+    for start in range(0, len(examples), _BATCH):
+        batch = examples[start : start + _BATCH]
+        beam = answerer.read([example.question for example in batch], answerer.reader.sizes.read)
+        for place, weight in enumerate(BM25_WEIGHTS):
+            best = answerer.best_answers(beam, weight)
+            matches[place] += sum(
+                exact_match(answer, example.answers)
+                for answer, example in zip(best, batch, strict=True)
+            )
+    weight = BM25_WEIGHTS[int(np.argmax(matches))]
+    write_json(run / "finetune" / "bm25_weight.json", {"weight": weight})
+    return weight
+
+
+def read_bm25_weight(run: Path) -> float:
+    """The weight that ``tune_bm25_weight`` stored, or 1."""
+    path = run / "finetune" / "bm25_weight.json"
+    return float(json.loads(path.read_text(encoding="utf-8"))["weight"]) if path.exists() else 1.0
+
+
+def _quiet() -> bool:
+    return not sys.stderr.isatty()

@@ -1,0 +1,74 @@
+"""Settings from config files and command lines into the dataclasses of the experiments."""
+
+import dataclasses
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from orqa_jax.errors import OrqaError
+
+Config = TypeVar("Config")
+
+
+def make_config(cls: type[Config], values: Mapping[str, Any]) -> Config:
+    """Builds the dataclass ``cls``; nothing is ignored.
+
+    Raises:
+      OrqaError: A key is unknown, missing or of the wrong type; the sentence names it.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(fields)}."
+            raise OrqaError(f"{cls.__name__} has no setting {key}; {hint}")
+    for name, field in fields.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise OrqaError(f"{cls.__name__} needs the setting {name}; give it a value.")
+    return cls(**{key: _checked(key, hints[key], value) for key, value in values.items()})
+
+
+def _checked(key: str, hint: Any, value: Any) -> Any:
+    choices = get_args(hint)
+    if choices:
+        if value not in choices:
+            raise OrqaError(f'{key} is "{value}"; it can be {" or ".join(map(repr, choices))}.')
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise OrqaError(f"{key} is {value!r}, but it must be of type {hint.__name__}.")
+    return value
+
+
+def check_at_least(config: Any, **least: int) -> None:
+    """Raises ``OrqaError`` naming the first setting that is below its least value."""
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise OrqaError(f"{name} is {getattr(config, name)}; it has to be at least {value}.")
+
+
+def load_config_file(path: Path) -> dict[str, Any]:
+    """Runs ``get_config()`` of a Python config file, as ml_collections does, and returns its keys.
+
+    Raises:
+      OrqaError: The file is missing or has no ``get_config``.
+    """
+    if not path.is_file():
+        raise OrqaError(f"There is no config file {path}; give the path of a Python file.")
+    spec = importlib.util.spec_from_file_location("orqa_config_file", path)
+    if spec is None or spec.loader is None:
+        raise OrqaError(f"{path} is not a Python file; a config file ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return dict(module.get_config())
+    except OrqaError:
+        raise
+    except Exception as error:
+        raise OrqaError(
+            f"The config file {path} failed: {type(error).__name__}: {error}"
+        ) from error

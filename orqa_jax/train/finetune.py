@@ -1,0 +1,442 @@
+"""End-to-end fine-tuning of retriever and reader on questions and answer strings alone.
+
+Lee et al. 2019, section 6: the loss is the negative log of the probability that the answer is
+derived at all, summed over every span of the beam that spells it, plus the same for retrieval
+alone over a much larger beam (the early update). The block tower and so the index stay as ICT left
+them; the question tower and the reader learn.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
+from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.exact import ExactIndex
+from orqa_jax.losses import marginal_log_likelihood
+from orqa_jax.models.bert import truncate_bert
+from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.models.weights import load_bert
+from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train import ict
+from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
+from orqa_jax.train.config import check_at_least
+from orqa_jax.train.mesh import (
+    accelerator_mesh,
+    check_batch_size,
+    make_mesh,
+    place_batch,
+    tree_shardings,
+)
+from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.retrieve import (
+    Beam,
+    BeamSizes,
+    BeamSource,
+    fetch_by_callback,
+    question_batch,
+)
+from orqa_jax.train.state import (
+    Params,
+    TrainState,
+    apply_gradients,
+    frozen_layer_patterns,
+    initial_state,
+    linear_schedule,
+    make_optimizer,
+)
+
+MODEL_KIND = "question answerer"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneConfig:
+    """Settings of end-to-end fine-tuning; the defaults suit two CPU cores.
+
+    Attributes:
+      corpus: Folder of the block store.
+      retriever: Model folder that ICT wrote.
+      index: Folder of the block embeddings that this retriever made.
+      encoder: Folder of the pre-trained BERT that the reader starts from.
+      train: JSONL file of question-answer pairs.
+      out: Folder for checkpoints, metrics and the finished model.
+      epochs: Times each question is seen.
+      batch_size: Questions of one update (1 in the paper).
+      learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
+      head_learning_rate_factor: How much faster the new span layers of the reader learn.
+      warmup_share: Share of all steps in which the learning rate rises.
+      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
+      reader_beam: Blocks that are read, K (5 in the paper).
+      reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
+      max_span_wordpieces: Longest answer in wordpieces.
+      span_hidden_size: Half the width of the reader's dense layer.
+      reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
+      frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
+      retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
+      dtype: "float32", or "bfloat16" for accelerators.
+      seed: Of the data order, the dropout and the new parameters.
+      checkpoint_every: Steps between two checkpoints.
+      log_every: Steps between two lines of metrics.
+    """
+
+    corpus: str
+    retriever: str
+    index: str
+    encoder: str
+    train: str
+    out: str
+    epochs: int = 3
+    batch_size: int = 8
+    learning_rate: float = 5e-5
+    head_learning_rate_factor: float = 10.0
+    warmup_share: float = 0.1
+    weight_decay: float = 0.01
+    early_update_beam: int = 5000
+    reader_beam: int = 5
+    reader_length: int = 320
+    max_span_wordpieces: int = 10
+    span_hidden_size: int = 256
+    reader_layers: int = 0
+    frozen_layers: int = 0
+    retrieval: Literal["callback", "two_phase"] = "callback"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    checkpoint_every: int = 50
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        check_at_least(self, epochs=1, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
+        check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
+        check_at_least(self, reader_layers=0, frozen_layers=0)
+
+
+# --- Data: a pure function of (seed, step) --------------------------------------------------------
+
+
+def step_rows(count: int, config: FinetuneConfig, step: int) -> np.ndarray:
+    """Returns which of ``count`` questions the global batch of ``step`` holds.
+
+    Epochs follow one another without a gap, each in its own order.
+    """
+    positions = np.arange(step * config.batch_size, (step + 1) * config.batch_size)
+    orders = {
+        epoch: np.random.default_rng((config.seed, epoch)).permutation(count)
+        for epoch in np.unique(positions // count)
+    }
+    return np.array([orders[position // count][position % count] for position in positions])
+
+
+def total_steps(count: int, config: FinetuneConfig) -> int:
+    """Steps that see each of ``count`` questions at least ``config.epochs`` times."""
+    return -(-count * config.epochs // config.batch_size)
+
+
+def batches(
+    source: BeamSource, config: FinetuneConfig, question_length: int, first_step: int, steps: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields this process's rows of the batch of each step from ``first_step`` on."""
+    count = len(source.questions)
+    local_size = config.batch_size // jax.process_count()
+    first_row = jax.process_index() * local_size
+
+    def batch(step: int) -> dict[str, np.ndarray]:
+        rows = step_rows(count, config, step)[first_row : first_row + local_size]
+        return question_batch(source, rows, question_length)
+
+    order = grain.MapDataset.range(first_step, steps).map(batch)
+    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+
+
+# --- One step -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The two modules that fine-tuning trains; hashable, so static under jit."""
+
+    retriever: DualEncoder
+    reader: SpanReader
+
+    def question_vectors(
+        self, params: Params, batch: dict[str, Any], key: jax.Array | None = None
+    ) -> jax.Array:
+        """question_BP, with dropout where a key is given."""
+        question_BP: Any = self.retriever.apply(
+            {"params": params["retriever"]},
+            batch["token_ids"],
+            batch["mask"],
+            deterministic=key is None,
+            rngs=None if key is None else {"dropout": key},
+            method="encode_questions",
+        )
+        return question_BP
+
+    def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
+        """Reader scores [B, K, L, W] of the spans of a beam, with dropout where a key is given."""
+        batch_size, read, length = beam["token_ids"].shape
+        flat = (
+            beam[name].reshape(batch_size * read, length)
+            for name in ("token_ids", "mask", "segment_ids")
+        )
+        logits: Any = self.reader.apply(
+            {"params": params["reader"]},
+            *flat,
+            deterministic=key is None,
+            rngs=None if key is None else {"dropout": key},
+        )
+        return logits.reshape(batch_size, read, length, -1)
+
+
+def orqa_loss(
+    params: Params, models: Models, batch: dict[str, Any], fetch: Any, key: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
+
+    Args:
+      params: ``{"retriever": ..., "reader": ...}``.
+      models: The modules of these parameters.
+      batch: Encoder inputs of the questions and their ``rows``.
+      fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
+      key: For dropout.
+    """
+    question_key, reader_key = jax.random.split(key)
+    question_BP = models.question_vectors(params, batch, question_key)
+    beam = fetch(batch["rows"], question_BP)
+    scores_BC = jnp.einsum("bp,bcp->bc", question_BP, beam["vectors"])
+    everything_BC = jnp.ones(scores_BC.shape, bool)
+    early_B, early_signal_B = marginal_log_likelihood(
+        scores_BC, beam["early_correct"], everything_BC
+    )
+    logits_BKLW = models.span_logits(params, beam, reader_key)
+    batch_size, read = logits_BKLW.shape[:2]
+    total_BKLW = logits_BKLW + scores_BC[:, :read, None, None]
+    flat = [
+        x.reshape(batch_size, -1) for x in (total_BKLW, beam["span_correct"], beam["span_mask"])
+    ]
+    reading_B, reading_signal_B = marginal_log_likelihood(*flat)
+    loss_B = -(early_B + reading_B)
+
+    best_span_B = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
+    exact_B = jnp.take_along_axis(flat[1], best_span_B[:, None], axis=1)[:, 0]
+    first_correct_B = jnp.argmax(beam["early_correct"], axis=1)
+    metrics = {
+        "loss": mean_of(loss_B),
+        "early_loss": mean_of(-early_B, early_signal_B),
+        "reading_loss": mean_of(-reading_B, reading_signal_B),
+        "no_signal": mean_of(~(early_signal_B | reading_signal_B)),
+        "recall@5": mean_of(early_signal_B & (first_correct_B < 5)),
+        "span_in_beam": mean_of(reading_signal_B),
+        "exact_span": mean_of(exact_B),
+    }
+    return jnp.mean(loss_B), metrics
+
+
+def train_step(
+    state: TrainState,
+    batch: dict[str, Any],
+    beam: Beam | None,
+    key: jax.Array,
+    *,
+    models: Models,
+    optimizer: optax.GradientTransformation,
+    fetch: Any,
+) -> tuple[TrainState, Metrics]:
+    """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
+    inside = fetch if beam is None else lambda rows_B, question_BP: beam
+    gradients, metrics = jax.grad(orqa_loss, has_aux=True)(
+        state.params, models, batch, inside, jax.random.fold_in(key, state.step)
+    )
+    return apply_gradients(state, gradients, optimizer), metrics
+
+
+def make_step(
+    models: Models,
+    optimizer: optax.GradientTransformation,
+    source: BeamSource,
+    mesh: Mesh,
+    retrieval: str,
+) -> Any:
+    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up."""
+    step = functools.partial(
+        train_step,
+        models=models,
+        optimizer=optimizer,
+        fetch=functools.partial(fetch_by_callback, source, mesh),
+    )
+    compiled = jax.jit(step, donate_argnums=0)
+    if retrieval == "callback":
+        return lambda state, batch, key: compiled(state, batch, None, key)
+
+    @jax.jit
+    def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
+        question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
+        return models.question_vectors(state.params, batch, question_key)
+
+    def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        question_BP = first_phase(state, batch, key)
+        beam = source.fetch(local_rows(batch["rows"]), local_rows(question_BP))
+        return compiled(state, batch, place_batch(mesh, beam), key)
+
+    return two_phase
+
+
+def local_rows(array: jax.Array) -> np.ndarray:
+    """The rows of a batch array that this process holds, in order."""
+    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
+
+
+# --- The whole run --------------------------------------------------------------------------------
+
+
+def initial_params(
+    config: FinetuneConfig, retriever_params: Params, key: jax.Array
+) -> tuple[ReaderConfig, Params]:
+    """Returns the reader's shape, and what is trained: the question tower and a fresh reader."""
+    bert_config, bert_params = load_bert(Path(config.encoder))
+    if config.reader_layers:
+        bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
+    reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
+    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+    params = {
+        "retriever": {tower: jax.tree.map(jnp.asarray, retriever_params[tower])},
+        "reader": init_reader(reader_config, key, bert_params),
+    }
+    return reader_config, params
+
+
+def finetune(config: FinetuneConfig) -> Path:
+    """Runs fine-tuning, or continues an interrupted run; returns the folder of the model.
+
+    Raises:
+      OrqaError: An input is missing, or inputs do not belong together.
+    """
+    out = Path(config.out)
+    store = BlockStore(Path(config.corpus))
+    about, retriever_params, tokenizer = load_model(Path(config.retriever), kind=ict.MODEL_KIND)
+    examples = load_examples(Path(config.train))
+    described = dataclasses.asdict(config) | {
+        "corpus_fingerprint": store.fingerprint,
+        "retriever_fingerprint": about["weights_fingerprint"],
+        "train_fingerprint": fingerprint_examples(examples),
+    }
+    if is_finished(out / "model", kind=MODEL_KIND, config=described):
+        return out / "model"
+    if config.retrieval not in ("callback", "two_phase"):
+        raise OrqaError(f'retrieval is "{config.retrieval}"; it can be "callback" or "two_phase".')
+    if WordPiece.load(Path(config.encoder)).fingerprint != store.tokenizer_fingerprint:
+        raise OrqaError(
+            f"The encoder {config.encoder} has another tokenizer than the corpus {config.corpus} "
+            "was built with; give the encoder that the corpus and the retriever were made with."
+        )
+    mesh = make_mesh()
+    check_batch_size(mesh, config.batch_size)
+    vectors_NP = open_embeddings(
+        Path(config.index),
+        corpus_fingerprint=store.fingerprint,
+        weights_fingerprint=about["weights_fingerprint"],
+    )
+    retriever_config = retriever_config_from_dict(about["retriever"])
+    dtype = jnp.dtype(config.dtype)
+    params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+    reader_config, params = initial_params(config, retriever_params, params_key)
+    models = Models(
+        DualEncoder(retriever_config, dtype, config.frozen_layers),
+        SpanReader(
+            reader_config, dtype, min(config.frozen_layers, reader_config.bert.num_hidden_layers)
+        ),
+    )
+    sizes = BeamSizes(
+        early=config.early_update_beam,
+        read=config.reader_beam,
+        reader_length=config.reader_length,
+        span_width=config.max_span_wordpieces,
+    )
+    # A callback must not call jax, and the rows of a process must not wait for those of others.
+    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
+    source = BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+    log_answers(source)
+    steps = total_steps(len(examples), config)
+    optimizer = make_optimizer(
+        linear_schedule(config.learning_rate, round(config.warmup_share * steps), steps),
+        weight_decay=config.weight_decay,
+        frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
+        faster=["reader/(?!bert/).*"],
+        faster_factor=config.head_learning_rate_factor,
+    )
+    state = initial_state(params, optimizer)
+    state = jax.device_put(state, tree_shardings(mesh, state))
+    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    state = checkpoints.restore(state)
+    step_function = make_step(models, optimizer, source, mesh, config.retrieval)
+    first_step = int(state.step)
+    log = MetricsLog(
+        out / "metrics.jsonl",
+        name="finetune",
+        first_step=first_step,
+        total=steps,
+        every=config.log_every,
+    )
+    order = batches(source, config, about["question_length"], first_step, steps)
+    for step, batch in enumerate(order, first_step + 1):
+        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
+        log.add(step, metrics)
+        if step % config.checkpoint_every == 0 or step == steps:
+            checkpoints.save(step, state)
+    log.close()
+    checkpoints.close()
+    save_model(
+        out / "model",
+        kind=MODEL_KIND,
+        description={
+            "retriever": dataclasses.asdict(retriever_config),
+            "reader": dataclasses.asdict(reader_config),
+            "question_length": about["question_length"],
+            "reader_length": config.reader_length,
+            "reader_beam": config.reader_beam,
+            "corpus_fingerprint": store.fingerprint,
+            "retriever_fingerprint": about["weights_fingerprint"],
+            "config": described,
+        },
+        params=state.params,
+        tokenizer=tokenizer,
+    )
+    return out / "model"
+
+
+def log_answers(source: BeamSource) -> None:
+    """Says for how many questions the corpus holds an answer at all."""
+    found = sum(bool(len(blocks)) for blocks in source.postings)
+    logger.info("%d of %d questions have their answer in the corpus.", found, len(source.postings))
+    if not found:
+        raise OrqaError(
+            "None of the training answers stands in the corpus, so there is nothing to learn from; "
+            "check that questions and documents belong together."
+        )
+
+
+def fingerprint_examples(examples: Sequence[Example]) -> str:
+    """sha256 over the questions and answers in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.id, example.question, example.answers)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,144 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_world import equal_trees, vocabulary
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
+from orqa_jax.train.mesh import make_mesh, tree_shardings
+from orqa_jax.train.state import TrainState, initial_state
+
+PARAMS = {
+    "tower": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    description = {"config": {"steps": 3}, "size": 4}
+    tokenizer = WordPiece.from_vocab(vocabulary())
+    save_model(folder, kind="toy", description=description, params=PARAMS, tokenizer=tokenizer)
+    return folder
+
+
+def refused(folder, *words, kind="toy"):
+    with pytest.raises(OrqaError) as raised:
+        load_model(folder, kind=kind)
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_model_comes_back_as_it_was(model):
+    about, params, tokenizer = load_model(model, kind="toy")
+    equal_trees(params, PARAMS)
+    assert about["size"] == 4
+    assert tokenizer.fingerprint == WordPiece.from_vocab(vocabulary()).fingerprint
+    assert sorted(path.name for path in model.parent.iterdir()) == ["model"]
+
+
+def test_a_model_takes_the_place_of_an_older_one(model):
+    changed = {"tower": {"kernel": np.zeros((1, 1), np.float32)}}
+    tokenizer = WordPiece.from_vocab(vocabulary())
+    save_model(model, kind="toy", description={}, params=changed, tokenizer=tokenizer)
+    equal_trees(load_model(model, kind="toy")[1], changed)
+
+
+def test_a_changed_weight_is_refused(model):
+    tensors = load_file(model / "weights.safetensors")
+    save_file(tensors | {"tower/bias": tensors["tower/bias"] + 1e-6}, model / "weights.safetensors")
+    refused(model, "weights", str(model), "train the model again")
+
+
+def test_a_changed_tokenizer_is_refused(model):
+    WordPiece.from_vocab([*vocabulary(), "extra"]).save(model / "tokenizer")
+    refused(model, "tokenizer", str(model), "train the model again")
+
+
+def test_a_cut_weights_file_is_refused(model):
+    path = model / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    refused(model, str(path))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "tokenizer/tokenizer.json"])
+def test_a_missing_file_is_named(model, name):
+    (model / name).unlink()
+    refused(model, str(model), "tokenizer" if "tokenizer" in name else name)
+
+
+def test_another_kind_is_refused(model):
+    refused(model, "toy", "dual encoder", "model.json", kind="dual encoder")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b'{"kind": "toy"}', b"\xff\xfe\x00"])
+def test_a_broken_description_is_refused(model, content):
+    (model / "model.json").write_bytes(content)
+    refused(model, "model.json")
+
+
+def test_a_description_without_fingerprints_is_refused(model):
+    (model / "model.json").write_text(json.dumps({"schema": 1, "kind": "toy"}))
+    refused(model, "model.json")
+
+
+def test_finished_only_by_the_same_settings(model):
+    assert not is_finished(model.parent / "other", kind="toy", config={"steps": 3})
+    assert is_finished(model, kind="toy", config={"steps": 3})
+    with pytest.raises(OrqaError, match="steps was 3 and is 5"):
+        is_finished(model, kind="toy", config={"steps": 5})
+
+
+def state_of(step, value):
+    optimizer = optax.adam(1e-3)
+    state = initial_state({"w": jnp.full((2, 3), value)}, optimizer)
+    state = TrainState(jnp.int32(step), state.params, state.optimizer_state)
+    return jax.device_put(state, tree_shardings(make_mesh(), state))
+
+
+def test_the_newest_state_comes_back_where_it_was(tmp_path):
+    checkpoints = Checkpoints(tmp_path, config={"steps": 9})
+    empty = state_of(0, 0.0)
+    assert checkpoints.restore(empty) is empty
+    for step in (2, 4, 6):
+        checkpoints.save(step, state_of(step, step / 2))
+    checkpoints.close()
+
+    again = Checkpoints(tmp_path, config={"steps": 9})
+    found = again.restore(empty)
+    again.close()
+    equal_trees(found, state_of(6, 3.0))
+    assert found.params["w"].sharding == empty.params["w"].sharding
+    kept = sorted(path.name for path in (tmp_path / "steps").iterdir() if path.name.isdigit())
+    assert kept == ["4", "6"]
+
+
+def test_what_is_saved_is_the_state_at_that_moment(tmp_path):
+    """The step that follows overwrites the state's memory, since it is donated."""
+    checkpoints = Checkpoints(tmp_path, config={})
+    state = state_of(1, 1.0)
+    step = jax.jit(lambda s: jax.tree.map(lambda x: x + jnp.ones_like(x), s), donate_argnums=0)
+    expected = jax.device_get(state)
+    checkpoints.save(1, state)
+    for _ in range(5):
+        state = step(state)
+    checkpoints.close()
+    again = Checkpoints(tmp_path, config={})
+    equal_trees(again.restore(state), expected)
+    again.close()
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    Checkpoints(tmp_path, config={"seed": 0, "rate": 0.1, "out": "x"}).close()
+    with pytest.raises(OrqaError) as raised:
+        Checkpoints(tmp_path, config={"seed": 1, "rate": 0.1, "out": "x", "new": 3})
+    assert "seed was 0 and is 1" in str(raised.value)
+    assert "new was None and is 3" in str(raised.value)
+    assert "rate" not in str(raised.value)

@@ -1,0 +1,133 @@
+import dataclasses
+import functools
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_world import documents, indexed_run, vocabulary, world, write_jsonl
+
+from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
+from orqa_jax.index.embeddings import EmbeddingWriter
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train import encode
+from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.encode import EncodeConfig, encode_corpus, length_batches
+
+
+def config(**changes):
+    run = indexed_run()
+    made = EncodeConfig(str(run / "corpus"), str(run / "ict" / "model"), str(run / "index"))
+    return dataclasses.replace(made, **{name: str(value) for name, value in changes.items()})
+
+
+@pytest.fixture
+def batches_encoded(monkeypatch):
+    """Numbers of rows of the batches that go to the devices."""
+    seen = []
+    place = encode.place_batch
+
+    def place_and_count(mesh, batch):
+        seen.append(len(batch["token_ids"]))
+        return place(mesh, batch)
+
+    monkeypatch.setattr(encode, "place_batch", place_and_count)
+    return seen
+
+
+def test_vectors_are_those_of_each_block_alone():
+    """Whatever the blocks beside it, the padding, and the number of devices."""
+    about, params, tokenizer = load_model(indexed_run() / "ict" / "model", kind="dual encoder")
+    model, store = DualEncoder(retriever_config_from_dict(about["retriever"])), world().store
+    embeddings_NP = encode_corpus(config())
+    assert embeddings_NP.shape == (len(store), 16)
+    by_length = np.argsort(store.lengths + store.title_lengths)
+    encode_blocks = jax.jit(functools.partial(model.apply, method="encode_blocks"))
+    for block in (int(by_length[0]), int(by_length[-1]), 17):
+        title, text = store.title_tokens(block).tolist(), store.block_tokens(block).tolist()
+        tokens = [tokenizer.cls_id, *title, tokenizer.sep_id, *text, tokenizer.sep_id]
+        segments = [0] * (len(title) + 2) + [1] * (len(text) + 1)
+        assert len(tokens) <= 48
+        token_ids, segment_ids = np.array([tokens], np.int32), np.array([segments], np.int32)
+        mask = np.ones_like(token_ids, bool)
+        vector_BP = encode_blocks({"params": params}, token_ids, mask, segment_ids)
+        np.testing.assert_allclose(embeddings_NP[block], vector_BP[0], rtol=1e-5, atol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    title=st.integers(0, 20),
+    start=st.integers(0, 40),
+    longest=st.sampled_from([48, 288]),
+    devices=st.sampled_from([1, 8]),
+)
+def test_length_batches_hold_every_row(lengths, title, start, longest, devices):
+    store = SimpleNamespace(
+        lengths=np.array([1] * start + lengths, np.int32),
+        title_lengths=np.full(start + len(lengths), title, np.int32),
+    )
+    blocks = range(start, start + len(lengths))
+    seen, sizes = [], {}
+    for rows, length in length_batches(store, blocks, longest, devices):
+        used = np.minimum(store.lengths[start + rows] + title + 3, longest)
+        assert used.max() <= length <= longest
+        assert length % 32 == 0 or length == longest
+        assert len(rows) % devices == 0
+        assert sizes.setdefault(length, len(rows)) == len(rows)
+        seen += dict.fromkeys(rows.tolist())  # the last batch may repeat its rows
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_an_interrupted_encoding_continues(tmp_path, monkeypatch, batches_encoded):
+    monkeypatch.setattr(encode, "_CHUNK_BLOCKS", 40)
+    write, written = EmbeddingWriter.write, []
+
+    def write_two(writer, blocks, vectors):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(blocks)
+        write(writer, blocks, vectors)
+
+    monkeypatch.setattr(EmbeddingWriter, "write", write_two)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(config(out=tmp_path))
+    assert not (tmp_path / "manifest.json").exists()
+    before = len(batches_encoded)
+
+    written.clear()
+    found = encode_corpus(config(out=tmp_path))
+    assert written == [range(80, len(world().store))]
+    assert len(batches_encoded) - before < before
+    np.testing.assert_allclose(found, encode_corpus(config()), rtol=1e-5, atol=1e-5)
+
+
+def test_finished_embeddings_are_kept(batches_encoded):
+    encode_corpus(config())
+    assert batches_encoded == []
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    source = write_jsonl(tmp_path / "d.jsonl", documents()[:4])
+    tokenizer = world().tokenizer
+    other = build_corpus([source], tmp_path / "other", tokenizer, max_wordpieces=48, workers=1)
+    with pytest.raises(OrqaError, match=other.fingerprint[:16]):
+        encode_corpus(config(corpus=other.folder))
+
+    tokenizer = WordPiece.from_vocab([*vocabulary(), "more"])
+    other = build_corpus([source], tmp_path / "words", tokenizer, max_wordpieces=48, workers=1)
+    with pytest.raises(OrqaError, match="another tokenizer"):
+        encode_corpus(config(corpus=other.folder, out=tmp_path / "new"))
+
+    index = tmp_path / "index"
+    shutil.copytree(indexed_run() / "index", index)
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["weights_fingerprint"] = "0" * 64
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(OrqaError, match="weights 0000000000000000"):
+        encode_corpus(config(out=index))

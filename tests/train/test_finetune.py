@@ -1,0 +1,422 @@
+import dataclasses
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import traverse_util
+from safetensors.numpy import load_file
+from tiny_world import (
+    equal_trees,
+    finetune_config,
+    indexed_run,
+    questions,
+    run_and_kill,
+    trained_run,
+    vocabulary,
+    world,
+    write_bert,
+    write_jsonl,
+)
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.exact import ExactIndex
+from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.models.weights import load_bert
+from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.config import make_config
+from orqa_jax.train.finetune import (
+    FinetuneConfig,
+    Models,
+    batches,
+    finetune,
+    fingerprint_examples,
+    make_step,
+    orqa_loss,
+    step_rows,
+    total_steps,
+)
+from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
+from orqa_jax.train.metrics import read_metrics
+from orqa_jax.train.retrieve import BeamSizes, BeamSource, question_batch
+from orqa_jax.train.state import initial_state
+
+KEY = jax.random.key(5)
+SIZES = BeamSizes(early=20, read=3, reader_length=64, span_width=6)
+
+
+@pytest.fixture(scope="module")
+def retriever():
+    return load_model(indexed_run() / "ict" / "model", kind="dual encoder")
+
+
+@pytest.fixture(scope="module")
+def source(retriever):
+    about, _, tokenizer = retriever
+    vectors_NP = open_embeddings(
+        indexed_run() / "index",
+        corpus_fingerprint=world().store.fingerprint,
+        weights_fingerprint=about["weights_fingerprint"],
+    )
+    examples = load_examples(world().questions)
+    examples += [Example("absent", "Who painted the moon?", ("Nobody Known",))]
+    index = ExactIndex(vectors_NP)
+    return BeamSource(world().store, index, vectors_NP, tokenizer, examples, SIZES)
+
+
+# --- Data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(30, 8), (5, 8), (1, 3), (8, 8)])
+def test_every_epoch_sees_every_question_once(tmp_path, count, batch_size):
+    config = finetune_config(tmp_path, batch_size=batch_size, epochs=4)
+    steps = total_steps(count, config)
+    assert (steps - 1) * batch_size < 4 * count <= steps * batch_size
+    rows = np.concatenate([step_rows(count, config, step) for step in range(steps)])
+    assert len(rows) == steps * batch_size
+    epochs = [rows[start : start + count].tolist() for start in range(0, 4 * count, count)]
+    assert all(Counter(epoch) == Counter(range(count)) for epoch in epochs)
+    if count > 4:
+        assert epochs[0] != epochs[1]
+        other = dataclasses.replace(config, seed=1)
+        assert step_rows(count, other, 0).tolist() != rows[:batch_size].tolist()
+
+
+def test_batches_continue_at_any_step(source, tmp_path):
+    config = finetune_config(tmp_path)
+    whole = list(batches(source, config, 32, 0, 5))
+    rest = list(batches(source, config, 32, 3, 5))
+    assert [b["rows"].tolist() for b in whole] == [
+        step_rows(31, config, step).tolist() for step in range(5)
+    ]
+    for expected, found in zip(whole[3:], rest, strict=True):
+        equal_trees(found, expected)
+    assert list(batches(source, config, 32, 5, 5)) == []
+
+
+def test_the_fingerprint_of_examples():
+    examples = [Example("1", "q", ("a", "b")), Example("2", "r", ("c",))]
+    different = [examples[::-1], examples[:1], [dataclasses.replace(examples[0], answers=("a",))]]
+    prints = [fingerprint_examples(e) for e in [examples, *different]]
+    assert len(set(prints)) == 4
+    assert fingerprint_examples(list(examples)) == prints[0]
+
+
+# --- Loss ------------------------------------------------------------------------------------------
+
+
+class GivenValues:
+    """Stands where the two modules stand; the parameters are what they would compute."""
+
+    def question_vectors(self, params, batch, key):
+        return params["question"]
+
+    def span_logits(self, params, beam, key):
+        return params["logits"]
+
+
+def log_share(scores, correct):
+    """Log of the share of the correct ones in a softmax; None where there is none."""
+    if not correct.any():
+        return None
+    weights = np.exp(scores - scores.max())
+    return np.log(weights[correct].sum() / weights.sum())
+
+
+def loss_oracle(question_BP, logits_BKLW, beam):
+    """Early and reading loss of each question, in float64; None for no signal."""
+    losses = []
+    for b in range(len(question_BP)):
+        scores_C = beam["vectors"][b].astype(np.float64) @ question_BP[b]
+        early = log_share(scores_C, beam["early_correct"][b])
+        total_KLW = logits_BKLW[b] + scores_C[: logits_BKLW.shape[1], None, None]
+        mask = beam["span_mask"][b]
+        reading = log_share(total_KLW[mask], beam["span_correct"][b][mask])
+        losses.append((early, reading))
+    return losses
+
+
+@pytest.fixture(scope="module")
+def given():
+    """A beam of 4 questions: both signals, the early one alone, none, and every span correct."""
+    rng = np.random.default_rng(0)
+    beam = {
+        "vectors": rng.standard_normal((4, 7, 5)).astype(np.float32),
+        "early_correct": rng.random((4, 7)) < 0.4,
+        "span_mask": rng.random((4, 2, 6, 3)) < 0.6,
+    }
+    beam["span_correct"] = beam["span_mask"] & (rng.random((4, 2, 6, 3)) < 0.2)
+    beam["early_correct"][0] = [False, False, True, False, False, True, True]
+    beam["early_correct"][1] = [False] * 6 + [True]
+    beam["span_correct"][1:3] = False
+    beam["early_correct"][2] = False
+    beam["span_correct"][3] = beam["span_mask"][3]
+    beam["early_correct"][3] = True
+    params = {
+        "question": rng.standard_normal((4, 5)).astype(np.float32),
+        "logits": (3 * rng.standard_normal((4, 2, 6, 3))).astype(np.float32),
+    }
+    return params, beam
+
+
+def loss_of(params, beam):
+    def fetch(rows_B, question_BP):
+        return jax.tree.map(jnp.asarray, beam)
+
+    return orqa_loss(params, GivenValues(), {"rows": jnp.arange(4)}, fetch, KEY)
+
+
+def test_loss_and_metrics_match_an_oracle(given):
+    params, beam = given
+    loss, metrics = loss_of(params, beam)
+    oracle = loss_oracle(params["question"], params["logits"], beam)
+    early = [-e for e, _ in oracle if e is not None]
+    reading = [-r for _, r in oracle if r is not None]
+    assert (len(early), len(reading)) == (3, 2)
+    assert float(loss) == pytest.approx((sum(early) + sum(reading)) / 4, rel=1e-5)
+
+    def pair(name):
+        return [float(x) for x in metrics[name]]
+
+    assert pair("loss") == pytest.approx([sum(early) + sum(reading), 4], rel=1e-5)
+    assert pair("early_loss") == pytest.approx([sum(early), 3], rel=1e-5)
+    assert pair("reading_loss") == pytest.approx([sum(reading), 2], rel=1e-5)
+    assert pair("no_signal") == [1, 4]
+    assert pair("span_in_beam") == [2, 4]
+    assert pair("recall@5") == [2, 4]  # that of question 1 stands in place 7
+    scores = np.einsum("bp,bcp->bc", params["question"], beam["vectors"])
+    total = params["logits"] + scores[:, :2, None, None]
+    total = np.where(beam["span_mask"], total, -np.inf).reshape(4, -1)
+    best = beam["span_correct"].reshape(4, -1)[np.arange(4), total.argmax(axis=1)]
+    assert pair("exact_span") == [best.sum(), 4]
+
+
+def test_gradients_match_finite_differences_of_the_oracle(given):
+    params, beam = given
+    gradients, _ = jax.grad(loss_of, has_aux=True)(params, beam)
+
+    def oracle(name, place, by):
+        moved = {key: value.astype(np.float64) for key, value in params.items()}
+        moved[name][place] += by
+        losses = loss_oracle(moved["question"], moved["logits"], beam)
+        return -sum(x for pair in losses for x in pair if x is not None) / 4
+
+    for name in ("question", "logits"):
+        for place in np.ndindex(params[name].shape):
+            slope = (oracle(name, place, 1e-5) - oracle(name, place, -1e-5)) / 2e-5
+            assert float(gradients[name][place]) == pytest.approx(slope, abs=2e-6)
+
+
+def test_no_signal_gives_no_gradient(given):
+    """Exactly none: not even rounding errors of cancelled terms."""
+    params, beam = given
+    gradients, _ = jax.grad(loss_of, has_aux=True)(params, beam)
+    assert not np.any(gradients["question"][2])
+    assert not np.any(gradients["logits"][2])
+    assert not np.any(gradients["logits"][1])  # the early update alone moves its question
+    assert np.any(gradients["question"][1])
+
+
+# --- Step ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def step(retriever, source):
+    """Runs one step of plain gradient descent, with dropout: its updates are the gradients."""
+    about, params, _ = retriever
+    bert_config, bert_params = load_bert(world().encoder)
+    reader_config = ReaderConfig(bert_config, span_hidden_size=16, max_span_wordpieces=6)
+    reader = init_reader(reader_config, jax.random.key(2), bert_params)
+    params = jax.device_get(
+        {"retriever": {"question_encoder": params["question_encoder"]}, "reader": reader}
+    )
+    models = Models(
+        DualEncoder(retriever_config_from_dict(about["retriever"])), SpanReader(reader_config)
+    )
+    optimizer = optax.sgd(1.0)
+
+    @functools.cache
+    def step_function(devices, retrieval):
+        mesh = make_mesh(jax.devices()[:devices])
+        return mesh, make_step(models, optimizer, source, mesh, retrieval)
+
+    def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21)):
+        mesh, function = step_function(devices, retrieval)
+        state = initial_state(params, optimizer)
+        state = jax.device_put(state, tree_shardings(mesh, state))
+        batch = place_batch(mesh, question_batch(source, np.array(rows), 32))
+        state, metrics = function(state, batch, KEY)
+        assert int(state.step) == 1
+        gradients = jax.tree.map(lambda a, b: a - np.asarray(b), params, state.params)
+        return gradients, jax.device_get(metrics)
+
+    return run
+
+
+@pytest.mark.timeout(250)
+def test_callback_and_two_phases_do_the_same(step):
+    inside, between = step(8, "callback"), step(8, "two_phase")
+    equal_trees(inside[1], between[1], rtol=1e-5)
+    equal_trees(inside[0], between[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.timeout(250)
+def test_eight_devices_do_what_one_does(step):
+    of_eight, of_one = step(8, "two_phase"), step(1, "two_phase")
+    equal_trees(of_eight[1], of_one[1], rtol=1e-5)
+    equal_trees(of_eight[0], of_one[0], rtol=1e-3, atol=1e-5)
+
+
+def test_question_tower_and_reader_both_learn(step):
+    gradients, metrics = step(8, "two_phase")
+    assert metrics["no_signal"][0] >= 1  # question 30 has no answer anywhere
+    assert 0 < metrics["span_in_beam"][0] < 8
+    for name, gradient in traverse_util.flatten_dict(gradients, sep="/").items():
+        if name.endswith("kernel"):
+            assert np.abs(gradient).max() > 1e-4, name
+
+
+def test_a_batch_without_any_signal_changes_nothing(step):
+    gradients, metrics = step(8, "two_phase", rows=(30,) * 8)
+    assert metrics["no_signal"][0] == 8
+    assert metrics["loss"][0] == 0.0
+    assert not any(np.any(gradient) for gradient in jax.tree.leaves(gradients))
+
+
+# --- The whole run ---------------------------------------------------------------------------------
+
+
+def lines_of(path):
+    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in read_metrics(path)]
+
+
+@pytest.fixture(scope="module")
+def two_phase_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("two_phase")
+    finetune(finetune_config(indexed_run(), retrieval="two_phase", out=str(out)))
+    return out
+
+
+def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
+    config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
+    run_and_kill("finetune", config, at_step=3)
+    assert not (tmp_path / "model").exists()
+    finetune(config)
+    weights = "model/weights.safetensors"
+    expected = (two_phase_run / weights).read_bytes()
+    assert (tmp_path / weights).read_bytes() == expected
+    assert lines_of(tmp_path / "metrics.jsonl") == lines_of(two_phase_run / "metrics.jsonl")
+    assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == [2, 4]
+
+    # Killed after the last step, before the model was written:
+    (tmp_path / "model").rename(tmp_path / "gone")
+    finetune(config)
+    assert (tmp_path / weights).read_bytes() == expected
+
+    with pytest.raises(OrqaError, match=r"reader_beam was 3 and is 2"):
+        finetune(dataclasses.replace(config, reader_beam=2))
+    (tmp_path / "model").rename(tmp_path / "gone too")
+    with pytest.raises(OrqaError, match=r"reader_beam was 3 and is 2"):
+        finetune(dataclasses.replace(config, reader_beam=2))
+
+
+def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):
+    weights = [
+        load_file(folder / "model" / "weights.safetensors")
+        for folder in (two_phase_run, trained_run() / "finetune")
+    ]
+    equal_trees(*weights, rtol=1e-3, atol=1e-4)
+    lines = [lines_of(f / "metrics.jsonl") for f in (two_phase_run, trained_run() / "finetune")]
+    equal_trees(*lines, rtol=1e-3, atol=1e-4)
+
+
+def test_only_the_question_tower_of_the_retriever_is_trained_and_kept(retriever):
+    params = load_model(trained_run() / "finetune" / "model", kind="question answerer")[1]
+    assert params.keys() == {"retriever", "reader"}
+    assert params["retriever"].keys() == {"question_encoder"}
+    before = traverse_util.flatten_dict(retriever[1]["question_encoder"], sep="/")
+    after = traverse_util.flatten_dict(params["retriever"]["question_encoder"], sep="/")
+    way = sum(1e-3 * share for share in (1.0, 0.75, 0.5, 0.25))
+    for name, start in before.items():
+        moved = np.abs(after[name] - start).max()
+        assert moved < 1.05 * way, name
+        if name.endswith("kernel"):
+            assert moved > 0.1 * way, name
+
+
+def test_frozen_layers_and_a_reader_of_fewer_layers(retriever, tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", questions()[:8])
+    config = finetune_config(
+        indexed_run(),
+        retrieval="two_phase",
+        out=str(tmp_path / "out"),
+        train=str(train),
+        frozen_layers=1,
+        reader_layers=1,
+        warmup_share=0.0,
+    )
+    model = load_model(finetune(config), kind="question answerer")[1]
+    assert "layer_1" not in model["reader"]["bert"]
+    before = {
+        "reader": load_bert(world().encoder)[1],
+        "retriever": retriever[1]["question_encoder"]["bert"],
+    }
+    after = {
+        "reader": model["reader"]["bert"],
+        "retriever": model["retriever"]["question_encoder"]["bert"],
+    }
+    for name in ("reader", "retriever"):
+        for part in ("embeddings", "layer_0"):
+            equal_trees(after[name][part], before[name][part])
+    moved = after["retriever"]["layer_1"]["query"]["kernel"]
+    assert np.abs(moved - before["retriever"]["layer_1"]["query"]["kernel"]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 0}, ["epochs"]),
+        ({"batch_size": 12}, ["batch_size", "8"]),
+        ({"log_every": 0}, ["log_every"]),
+        ({"reader_beam": 0}, ["reader_beam"]),
+        ({"early_update_beam": 0}, ["early_update_beam"]),
+        ({"reader_layers": 3}, ["3 layers"]),
+        ({"reader_length": 8}, ["reader_length"]),
+        ({"reader_length": 200, "retrieval": "two_phase"}, ["200", "96"]),
+        ({"dtype": "float99"}, ["dtype", "float99"]),
+        ({"retrieval": "post"}, ["retrieval", "post"]),
+        ({"index": "/nowhere"}, ["/nowhere"]),
+        ({"retriever": "/nowhere"}, ["/nowhere"]),
+        ({"train": "/nowhere.jsonl"}, ["/nowhere.jsonl"]),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(tmp_path, changes, words):
+    values = dataclasses.asdict(finetune_config(indexed_run(), out=str(tmp_path))) | changes
+    with pytest.raises(OrqaError) as raised:
+        finetune(make_config(FinetuneConfig, values))
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_questions_of_another_corpus_are_refused(tmp_path):
+    train = write_jsonl(tmp_path / "t.jsonl", [{"question": "Who?", "answer": "Nobody Known"}] * 8)
+    with pytest.raises(OrqaError, match="None of the training answers"):
+        finetune(finetune_config(indexed_run(), out=str(tmp_path / "out"), train=str(train)))
+
+
+def test_a_reader_of_another_vocabulary_is_refused(tmp_path):
+    """It would read other words than those that stand in the blocks."""
+    other = WordPiece.from_vocab(["[PAD]", *reversed(vocabulary()[1:])])
+    encoder = write_bert(tmp_path / "encoder", other)
+    config = finetune_config(indexed_run(), out=str(tmp_path / "out"), encoder=str(encoder))
+    with pytest.raises(OrqaError, match="tokenizer") as raised:
+        finetune(config)
+    assert str(encoder) in str(raised.value)

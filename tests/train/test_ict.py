@@ -1,0 +1,353 @@
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import traverse_util
+from safetensors.numpy import load_file
+from tiny_world import (
+    documents,
+    equal_trees,
+    ict_config,
+    indexed_run,
+    run_and_kill,
+    vocabulary,
+    world,
+    write_jsonl,
+)
+
+from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
+from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
+from orqa_jax.models.weights import load_bert
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train.config import make_config
+from orqa_jax.train.ict import (
+    ICTConfig,
+    ICTExamples,
+    batches,
+    collate,
+    ict_loss,
+    pretrain,
+    train_step,
+)
+from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
+from orqa_jax.train.metrics import read_metrics
+from orqa_jax.train.state import initial_state
+
+
+def examples(**changes):
+    return ICTExamples(world().store, **{"seed": 0, "mask_rate": 0.9, **changes})
+
+
+def sentences(block):
+    """The wordpieces of each sentence of a block."""
+    store = world().store
+    tokens = store.block_tokens(block).tolist()
+    bounds = [*store.sentence_starts(block).tolist(), len(tokens)]
+    return [tokens[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+# --- Data ------------------------------------------------------------------------------------------
+
+
+def test_question_and_context_make_up_the_block():
+    source = examples()
+    seen = Counter()
+    for position in range(3 * source.epoch_size):
+        example = source[position]
+        parts = sentences(example["block"])
+        question, context = example["question"].tolist(), example["context"].tolist()
+        assert question in parts
+        if example["masked"]:
+            without = [parts[:i] + parts[i + 1 :] for i, s in enumerate(parts) if s == question]
+            assert context in [sum(rest, []) for rest in without]
+        else:
+            assert context == sum(parts, [])
+        seen[len(parts) > 1, bool(example["masked"])] += 1
+    assert seen[False, True] == 0
+    assert min(seen[False, False], seen[True, False], seen[True, True]) > 0
+
+
+def test_an_epoch_has_every_block_of_several_sentences_once():
+    source, store = examples(), world().store
+    several = {block for block in range(len(store)) if len(store.sentence_starts(block)) > 1}
+    single = set(range(len(store))) - several
+    share = round(0.1 * len(single))
+    assert share > 0
+    orders = []
+    for epoch in range(3):
+        start = epoch * source.epoch_size
+        blocks = [int(source[start + place]["block"]) for place in range(source.epoch_size)]
+        counts = Counter(blocks)
+        assert set(counts.values()) == {1}
+        assert several <= counts.keys()
+        assert len(counts.keys() & single) == share
+        orders.append(blocks)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("mask_rate", [0.0, 0.5, 0.9, 1.0])
+def test_mask_rate_and_choice_of_sentence(mask_rate):
+    source = examples(mask_rate=mask_rate)
+    masked, places = [], Counter()
+    for position in range(25 * source.epoch_size):
+        example = source[position]
+        parts = sentences(example["block"])
+        if len(parts) > 1:
+            masked.append(bool(example["masked"]))
+        if len(parts) == 3:
+            places[parts.index(example["question"].tolist())] += 1
+    # Five standard deviations of a fair coin of that many throws.
+    assert abs(np.mean(masked) - mask_rate) <= 5 * np.sqrt(
+        mask_rate * (1 - mask_rate) / len(masked)
+    )
+    total = places.total()
+    for place in range(3):
+        assert abs(places[place] / total - 1 / 3) < 5 * np.sqrt(2 / 9 / total)
+
+
+def test_an_example_depends_on_seed_and_position_alone():
+    forward, backward, other = examples(), examples(), examples(seed=1)
+    positions = range(2 * forward.epoch_size + 5)
+    wanted = [forward[position] for position in positions]
+    for position in reversed(positions):
+        for name, value in backward[position].items():
+            np.testing.assert_array_equal(value, wanted[position][name])
+    assert [int(other[p]["block"]) for p in positions] != [int(w["block"]) for w in wanted]
+
+
+def test_a_corpus_of_single_sentences_has_nothing_to_take_out(tmp_path):
+    source = write_jsonl(tmp_path / "d.jsonl", [{"title": "a", "text": "A river is lit."}] * 3)
+    store = build_corpus([source], tmp_path / "store", world().tokenizer, workers=1)
+    with pytest.raises(OrqaError, match="two sentences.*mask_rate"):
+        ICTExamples(store, seed=0, mask_rate=0.9)
+    assert len(ICTExamples(store, seed=0, mask_rate=0.0)[0]["question"]) == 5
+
+
+def test_a_batch_is_its_examples_padded(tmp_path):
+    config = ict_config(tmp_path, question_length=8, block_length=24)
+    store, tokenizer = world().store, world().tokenizer
+    source = examples()
+    rows = [source[position] for position in range(20)]
+    batch = collate(rows, store, tokenizer, config)
+    for row, example in enumerate(rows):
+        question = example["question"].tolist()[:6]
+        expected = [tokenizer.cls_id, *question, tokenizer.sep_id]
+        used = batch["question"]["mask"][row]
+        assert batch["question"]["token_ids"][row][used].tolist() == expected
+        title = store.title_tokens(int(example["block"])).tolist()
+        context = example["context"].tolist()[: 24 - 3 - len(title)]
+        expected = [tokenizer.cls_id, *title, tokenizer.sep_id, *context, tokenizer.sep_id]
+        used = batch["block"]["mask"][row]
+        assert batch["block"]["token_ids"][row][used].tolist() == expected
+        assert batch["block"]["segment_ids"][row].sum() == len(context) + 1
+        assert batch["block_id"][row] == example["block"]
+        assert batch["masked"][row] == example["masked"]
+
+
+def test_batches_continue_at_any_step(tmp_path):
+    config = ict_config(tmp_path, steps=9, batch_size=16)
+    store, tokenizer = world().store, world().tokenizer
+    whole = list(batches(store, tokenizer, config, 0))
+    assert len(whole) == 9
+    source = examples()
+    for step, batch in enumerate(whole):
+        expected = [source[position]["block"] for position in range(16 * step, 16 * step + 16)]
+        assert batch["block_id"].tolist() == expected
+    rest = list(batches(store, tokenizer, config, 6))
+    for expected, found in zip(whole[6:], rest, strict=True):
+        equal_trees(found, expected)
+
+
+# --- Loss and step ---------------------------------------------------------------------------------
+
+
+class GivenVectors:
+    """Stands where the dual encoder stands; its parameters are the vectors themselves."""
+
+    def apply(self, variables, *inputs, method, deterministic, rngs):
+        return variables["params"][method]
+
+
+def test_loss_and_metrics_of_given_vectors():
+    rng = np.random.default_rng(0)
+    question_BP, block_BP = rng.standard_normal((2, 6, 4)).astype(np.float32)
+    block_id = np.array([3, 5, 3, 7, 8, 5])
+    masked = np.array([True, False, True, True, False, True])
+    block_BP[2], block_BP[5] = block_BP[0], block_BP[1]
+    inputs = dict.fromkeys(("token_ids", "mask", "segment_ids"))
+    batch = {"block_id": block_id, "masked": masked, "question": inputs, "block": inputs}
+    params = {"encode_questions": question_BP, "encode_blocks": block_BP}
+    loss, metrics = ict_loss(params, GivenVectors(), jax.tree.map(jnp.asarray, batch), KEY)
+
+    losses, correct = [], []
+    for row in range(6):
+        kept = [j for j in range(6) if j == row or block_id[j] != block_id[row]]
+        scores = {j: float(question_BP[row].astype(np.float64) @ block_BP[j]) for j in kept}
+        losses.append(np.log(sum(np.exp(list(scores.values())))) - scores[row])
+        correct.append(max(scores, key=scores.__getitem__) == row)
+    assert float(loss) == pytest.approx(np.mean(losses), rel=1e-5)
+    correct = np.array(correct)
+    assert [float(x) for x in metrics["loss"]] == pytest.approx([sum(losses), 6], rel=1e-5)
+    assert [float(x) for x in metrics["accuracy"]] == [correct.sum(), 6]
+    assert [float(x) for x in metrics["accuracy_masked"]] == [correct[masked].sum(), 4]
+    assert [float(x) for x in metrics["accuracy_unmasked"]] == [correct[~masked].sum(), 2]
+
+
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Runs one step of plain gradient descent, with dropout, on so many devices.
+
+    Its updates are the gradients themselves, which Adam would hide behind their signs.
+    """
+    bert_config, bert_params = load_bert(world().encoder)
+    model = DualEncoder(RetrieverConfig(bert_config, projection_size=16))
+    params = jax.device_get(init_dual_encoder(model.config, jax.random.key(1), bert_params))
+    config = ict_config(world().folder / "unused")
+    source = examples()
+    rows = [source[position] for position in range(16)]
+    batch = collate(rows, world().store, world().tokenizer, config)
+    optimizer = optax.sgd(1.0)
+    compiled = jax.jit(
+        functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
+    )
+
+    def run(devices, number=0):
+        mesh = make_mesh(jax.devices()[:devices])
+        state = initial_state(params, optimizer).replace(step=jnp.int32(number))
+        state = jax.device_put(state, tree_shardings(mesh, state))
+        state, metrics = compiled(state, place_batch(mesh, batch), KEY)
+        gradients = jax.tree.map(lambda a, b: a - np.asarray(b), params, state.params)
+        return int(state.step), gradients, jax.device_get(metrics)
+
+    return run
+
+
+def test_eight_devices_do_what_one_does(step):
+    of_one, of_eight = step(1), step(8)
+    assert of_one[0] == of_eight[0] == 1
+    assert max(np.abs(g).max() for g in jax.tree.leaves(of_one[1])) > 0.1
+    equal_trees(of_eight[1], of_one[1], rtol=1e-3, atol=1e-5)
+    equal_trees(of_eight[2], of_one[2], rtol=1e-5)
+
+
+def test_dropout_depends_on_the_step(step):
+    first, again, second = step(8), step(8), step(8, number=1)
+    equal_trees(first[2], again[2])
+    assert first[2]["loss"][0] != second[2]["loss"][0]
+
+
+# --- The whole run ---------------------------------------------------------------------------------
+
+
+def lines_of(path):
+    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in read_metrics(path)]
+
+
+def test_a_killed_run_continues_to_the_bit(tmp_path):
+    whole = indexed_run() / "ict"
+    config = ict_config(tmp_path, corpus=str(indexed_run() / "corpus"))
+    run_and_kill("ict", config, at_step=6)
+    assert not (tmp_path / "model").exists()
+    pretrain(config)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / weights).read_bytes() == (whole / weights).read_bytes()
+    assert lines_of(tmp_path / "metrics.jsonl") == lines_of(whole / "metrics.jsonl")
+    assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == [2, 4, 6]
+
+    # Killed after the last step, before the model was written:
+    before = (tmp_path / weights).read_bytes()
+    (tmp_path / "model").rename(tmp_path / "gone")
+    pretrain(config)
+    assert (tmp_path / weights).read_bytes() == before
+
+    # Finished: nothing is done again, and other settings are refused.
+    written = (tmp_path / "model" / "model.json").stat().st_mtime_ns
+    assert pretrain(config) == tmp_path / "model"
+    assert (tmp_path / "model" / "model.json").stat().st_mtime_ns == written
+    with pytest.raises(OrqaError, match="seed was 0 and is 1"):
+        pretrain(ict_config(tmp_path, corpus=str(indexed_run() / "corpus"), seed=1))
+    (tmp_path / "model").rename(tmp_path / "gone too")
+    with pytest.raises(OrqaError, match="seed was 0 and is 1"):
+        pretrain(ict_config(tmp_path, corpus=str(indexed_run() / "corpus"), seed=1))
+
+
+def test_training_moves_what_it_should(tmp_path):
+    """The projection ten times as far as the BERT, each by the sum of the learning rates at most."""
+    bert_config, bert_params = load_bert(world().encoder)
+    params_key, _ = jax.random.split(jax.random.key(0))
+    config = RetrieverConfig(bert_config, projection_size=16)
+    before = traverse_util.flatten_dict(init_dual_encoder(config, params_key, bert_params), sep="/")
+    after = load_file(indexed_run() / "ict" / "model" / "weights.safetensors")
+    assert before.keys() == after.keys()
+    way = sum([0.0, 0.5e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    for name, start in before.items():
+        moved = np.abs(after[name] - np.asarray(start)).max()
+        factor = 1.0 if "/bert/" in name else 10.0
+        assert moved < 1.05 * factor * way, name
+        if name.endswith("kernel"):  # biases may have no gradient at all
+            assert moved > 0.5 * factor * way, name
+
+
+def test_frozen_layers_stay_as_they_were(tmp_path):
+    config = ict_config(
+        tmp_path, frozen_layers=1, steps=2, warmup_steps=0, shared_towers=True, batch_size=8
+    )
+    before = load_bert(world().encoder)[1]
+    after = load_file(pretrain(config) / "weights.safetensors")
+    assert {name.split("/")[0] for name in after} == {"encoder"}
+    for name, value in after.items():
+        path = name.split("/")
+        if path[1] != "bert":
+            continue
+        start = functools.reduce(lambda tree, key: tree[key], path[2:], before)
+        if path[2] in ("embeddings", "layer_0"):
+            assert value.tobytes() == np.ascontiguousarray(start).tobytes()
+        elif path[-1] == "kernel":
+            assert np.abs(value - start).max() > 1e-4
+
+
+def test_an_encoder_of_another_vocabulary_is_refused(tmp_path):
+    source = write_jsonl(tmp_path / "d.jsonl", documents()[:4])
+    other = WordPiece.from_vocab([*vocabulary(), "more"])
+    store = build_corpus([source], tmp_path / "store", other, max_wordpieces=48, workers=1)
+    with pytest.raises(OrqaError, match="another tokenizer.*--encoder"):
+        pretrain(ict_config(tmp_path / "ict", corpus=str(store.folder)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 0},
+        {"batch_size": 0},
+        {"batch_size": 12},  # of 8 devices
+        {"log_every": 0},
+        {"checkpoint_every": -1},
+        {"mask_rate": 1.5},
+        {"question_length": 2},
+        {"block_length": 3},
+        {"block_length": 500},  # of 96 positions
+        {"pooling": "max"},
+        {"frozen_layers": 3},  # of 2
+        {"projection_size": 0},
+        {"dtype": "float99"},
+        {"encoder": "/nowhere"},
+        {"corpus": "/nowhere"},
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(tmp_path, changes):
+    with pytest.raises(OrqaError) as raised:
+        values = dataclasses.asdict(ict_config(tmp_path)) | changes
+        pretrain(make_config(ICTConfig, values))
+    assert "\n" not in str(raised.value)
+    (name, value) = next(iter(changes.items()))
+    assert name in str(raised.value) or str(value) in str(raised.value)

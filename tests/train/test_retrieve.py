@@ -1,0 +1,228 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_world import equal_trees, world, write_jsonl
+
+from orqa_jax.corpus.build import build_corpus
+from orqa_jax.index.exact import ExactIndex
+from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train.mesh import make_mesh, place_batch
+from orqa_jax.train.retrieve import (
+    BeamSizes,
+    BeamSource,
+    fetch_by_callback,
+    question_batch,
+    reader_inputs,
+    spans_equal,
+)
+
+SIZES = BeamSizes(early=20, read=10, reader_length=64, span_width=6)
+
+
+@pytest.fixture(scope="module")
+def vectors_NP():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((len(world().store), 16)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def source(vectors_NP):
+    examples = load_examples(world().questions)
+    examples += [
+        Example("absent", "Who painted the moon?", ("Nobody Known",)),
+        Example("two", "Who lives there?", ("glaziers", "Tobin Marsh", "the river Darrow")),
+        # As the first wordpieces of longer words it must not count:
+        Example("part", "Who is it?", ("weaver", "hesk")),
+    ]
+    index = ExactIndex(vectors_NP)
+    return BeamSource(world().store, index, vectors_NP, world().tokenizer, examples, SIZES)
+
+
+def answers_of(row):
+    examples = load_examples(world().questions)
+    extra = [("Nobody Known",), ("glaziers", "Tobin Marsh", "the river Darrow"), ("weaver", "hesk")]
+    return [*(example.answers for example in examples), *extra][row]
+
+
+def test_fetch_finds_what_a_sort_finds(source, vectors_NP):
+    rows_B = np.array([0, 7, 30, 31, 32])
+    question_BP = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)
+    beam = source.fetch(rows_B, question_BP)
+    scores_BN = question_BP.astype(np.float64) @ vectors_NP.astype(np.float64).T
+    expected_BC = np.argsort(-scores_BN, axis=1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(beam["block_ids"], expected_BC)
+    np.testing.assert_array_equal(beam["vectors"], vectors_NP[expected_BC])
+
+
+def test_fetch_labels_blocks_and_spans_by_their_words(source):
+    """By the text alone: an answer counts where its words stand as words, any case."""
+    store, tokenizer = world().store, world().tokenizer
+    rows_B = np.arange(33)
+    question_BP = np.random.default_rng(2).standard_normal((33, 16)).astype(np.float32)
+    beam = source.fetch(rows_B, question_BP)
+    found = 0
+    for b, row in enumerate(rows_B):
+        words = "|".join(re.escape(answer) for answer in answers_of(row))
+        pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
+        texts = [store.text(int(block)) for block in beam["block_ids"][b]]
+        early = [bool(pattern.search(text)) for text in texts]
+        assert beam["early_correct"][b].tolist() == early
+        for k in range(SIZES.read):
+            encoded = tokenizer.encode([texts[k]])[0]
+            first = len(source.questions[row]) + 2
+            spans = {
+                (start - first, start - first + extra)
+                for start, extra in np.argwhere(beam["span_correct"][b, k])
+            }
+            spelled = {
+                (int(encoded.starts[start]), int(encoded.ends[end])) for start, end in spans
+            }
+            expected = {
+                match.span()
+                for match in pattern.finditer(texts[k])
+                if len(tokenizer.encode([match[0]])[0].ids) <= SIZES.span_width
+            }
+            assert spelled == expected
+            found += len(spelled)
+    assert found > 10
+    assert not beam["early_correct"][30].any()
+
+
+def test_candidates_are_runs_of_whole_words_of_the_block(source):
+    store, tokenizer = world().store, world().tokenizer
+    ids_BK = np.array([[0, 17, 40]])
+    question = source.questions[1]
+    got = reader_inputs(store, tokenizer, [question], ids_BK, SIZES)
+    for k, block in enumerate(ids_BK[0]):
+        tokens = store.block_tokens(int(block)).tolist()
+        first = len(question) + 2
+        sequence = [tokenizer.cls_id, *question, tokenizer.sep_id, *tokens, tokenizer.sep_id]
+        assert len(sequence) <= 64
+        assert got["token_ids"][0, k][got["mask"][0, k]].tolist() == sequence
+        assert got["segment_ids"][0, k].tolist() == [
+            int(first <= position < len(sequence)) for position in range(64)
+        ]
+        pieces = [bool(tokenizer.continues_word[token]) for token in [*tokens, tokenizer.sep_id]]
+        expected = {
+            (first + start, extra)
+            for start in range(len(tokens))
+            for extra in range(min(6, len(tokens) - start))
+            if not pieces[start] and not pieces[start + extra + 1]
+        }
+        assert {tuple(span) for span in np.argwhere(got["span_mask"][0, k])} == expected
+
+
+def test_a_long_question_leaves_half_of_the_sequence_to_the_block():
+    store, tokenizer = world().store, world().tokenizer
+    question = np.full(100, 7, np.int32)
+    got = reader_inputs(store, tokenizer, [question], np.array([[3]]), SIZES)
+    block = store.block_tokens(3).tolist()[: 64 - 3 - 32]
+    expected = [tokenizer.cls_id, *[7] * 32, tokenizer.sep_id, *block, tokenizer.sep_id]
+    assert got["token_ids"][0, 0].tolist() == expected
+
+
+def test_a_beam_worked_by_hand(tmp_path):
+    """Blocks [2 3 4] and [5 6], question [0 1], answers [3 4] and [7], padded to ten."""
+    vocab = [*"abcdefgh", "[UNK]", "[MASK]", "[CLS]", "[SEP]", "[PAD]"]
+    tokenizer = WordPiece.from_vocab(vocab)
+    lines = [{"title": "", "text": text} for text in ("c d e", "f g")]
+    file = write_jsonl(tmp_path / "d.jsonl", lines)
+    store = build_corpus([file], tmp_path / "store", tokenizer, workers=1)
+    examples = [Example("0", "a b", ("d e", "h"))]
+    vectors_NP = np.array([[1.0], [0.5]], np.float32)
+    sizes = BeamSizes(early=9, read=2, reader_length=10, span_width=3)
+    index = ExactIndex(vectors_NP)
+    source = BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+    beam = source.fetch(np.array([0]), np.array([[2.0]], np.float32))
+    assert beam["block_ids"].tolist() == [[0, 1]]
+    assert beam["early_correct"].tolist() == [[True, False]]
+    assert np.where(beam["mask"], beam["token_ids"], 0)[0].tolist() == [
+        [10, 0, 1, 11, 2, 3, 4, 11, 0, 0],
+        [10, 0, 1, 11, 5, 6, 11, 0, 0, 0],
+    ]
+    in_block_KL = beam["span_mask"][0, :, :, 0]  # no word here has two pieces
+    assert [np.flatnonzero(mask).tolist() for mask in in_block_KL] == [[4, 5, 6], [4, 5]]
+    assert np.argwhere(beam["span_correct"]).tolist() == [[0, 0, 5, 1]]  # from 5 to 6
+
+
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 3), min_size=7, max_size=7), min_size=1, max_size=3),
+    answers=st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=4),
+    width=st.integers(1, 4),
+)
+def test_spans_equal_is_a_comparison_of_every_span(tokens, answers, width):
+    got = spans_equal(np.array(tokens), [np.array(ids, np.int32) for ids in answers], width)
+    expected = {
+        (k, start, extra)
+        for k, row in enumerate(tokens)
+        for start in range(7)
+        for extra in range(width)
+        if start + extra < 7 and row[start : start + extra + 1] in answers
+    }
+    assert {tuple(place) for place in np.argwhere(got)} == expected
+    assert got.shape == (len(tokens), 7, width)
+
+
+@pytest.mark.parametrize("early", [2, 20, 500])
+def test_shapes_are_those_of_fetch(vectors_NP, early):
+    """Also where the early beam is smaller than what is read, or larger than the corpus."""
+    examples = load_examples(world().questions)
+    sizes = BeamSizes(early=early, read=3, reader_length=64, span_width=6)
+    index = ExactIndex(vectors_NP)
+    source = BeamSource(world().store, index, vectors_NP, world().tokenizer, examples, sizes)
+    beam = source.fetch(np.array([1, 2]), np.ones((2, 16), np.float32))
+    found = {name: (array.shape, array.dtype) for name, array in beam.items()}
+    expected = {name: (s.shape, s.dtype) for name, s in source.shapes(2, 16).items()}
+    assert found == expected
+    assert beam["block_ids"].shape[1] == min(early, len(world().store))
+
+
+def test_a_question_batch(source):
+    batch = question_batch(source, np.array([4, 2]), 32)
+    tokenizer = world().tokenizer
+    for row, number in enumerate((4, 2)):
+        text = load_examples(world().questions)[number].question
+        ids = tokenizer.encode([text])[0].ids.tolist()
+        expected = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+        assert batch["token_ids"][row][batch["mask"][row]].tolist() == expected
+    assert batch["rows"].tolist() == [4, 2]
+    assert batch["rows"].dtype == np.int32
+
+
+@pytest.mark.timeout(120)
+def test_the_callback_serves_each_device_its_rows(source):
+    mesh = make_mesh()
+    rows_B = np.arange(3, 27, dtype=np.int32)
+    question_BP = np.random.default_rng(4).standard_normal((24, 16)).astype(np.float32)
+
+    @jax.jit
+    def inside(rows_B, question_BP):
+        return fetch_by_callback(source, mesh, rows_B, question_BP)
+
+    placed = place_batch(mesh, {"rows": rows_B, "question": question_BP})
+    beam = inside(placed["rows"], placed["question"])
+    equal_trees(jax.device_get(beam), source.fetch(rows_B, question_BP))
+    assert beam["vectors"].sharding.spec[0] == "data"
+
+
+@pytest.mark.timeout(120)
+def test_the_callback_lets_gradients_through_recomputed_scores_alone(source, vectors_NP):
+    mesh = make_mesh()
+    rows_B = jnp.arange(8, dtype=jnp.int32)
+    question_BP = np.random.default_rng(5).standard_normal((8, 16)).astype(np.float32)
+
+    @jax.jit
+    @jax.grad
+    def gradient(question_BP):
+        beam = fetch_by_callback(source, mesh, rows_B, question_BP)
+        return jnp.einsum("bp,bcp->", question_BP, beam["vectors"])
+
+    ids_BC = source.fetch(np.arange(8), question_BP)["block_ids"]
+    expected = vectors_NP[ids_BC].sum(axis=1)
+    np.testing.assert_allclose(gradient(jnp.asarray(question_BP)), expected, rtol=1e-5, atol=1e-5)
