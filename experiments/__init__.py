@@ -1,0 +1,1 @@
+"""Thin entry points: one experiment, one file."""

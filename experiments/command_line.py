@@ -1,0 +1,30 @@
+"""What the experiment scripts share: a config flag in, one clear sentence out when it is wrong."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from orqa_jax.cli import start_logging
+from orqa_jax.errors import OrqaError
+from orqa_jax.train.config import make_config
+from orqa_jax.train.mesh import prepare_host
+
+
+def run_experiment(config_class: Any, function: Callable[[Any], Any]) -> None:
+    """Calls ``function`` with what ``--config=FILE --config.key=value`` says."""
+    config = config_flags.DEFINE_config_file("config", None, "Python file with get_config().")
+    flags.mark_flag_as_required("config")
+
+    def main(_: list[str]) -> None:
+        start_logging()
+        prepare_host()
+        try:
+            function(make_config(config_class, config.value.to_dict()))
+        except OrqaError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    app.run(main)

@@ -1,0 +1,1 @@
+"""Config files of the experiments."""
