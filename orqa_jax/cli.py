@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
 from orqa_jax import __version__
 from orqa_jax.errors import OrqaError
@@ -20,8 +20,12 @@ from orqa_jax.errors import OrqaError
 if TYPE_CHECKING:
     from orqa_jax.predict import Answer, Candidate
 
-# Questions answered together by `orqa predict`.
-_BATCH = 32
+
+class _Parser(argparse.ArgumentParser):
+    """Tells of a wrong command line as of any other mistake: one sentence, not all the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OrqaError(f"{message}; see `{self.prog} --help`.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +63,7 @@ def start_logging() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="orqa",
         description="Open-retrieval question answering: learn to retrieve and to read from "
         "documents and question-answer pairs alone.",
@@ -172,8 +176,10 @@ def _index(options: argparse.Namespace) -> None:
     _start_jax()
     run = options.run
     BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
-    places = {"corpus": "corpus", "retriever": "ict/model", "out": "index"}
-    encode_corpus(EncodeConfig(**{name: str(run / place) for name, place in places.items()}))
+    retriever = str(run / "ict" / "model")
+    encode_corpus(
+        EncodeConfig(corpus=str(run / "corpus"), retriever=retriever, out=str(run / "index"))
+    )
 
 
 def _finetune(arguments: Sequence[str]) -> None:
@@ -188,7 +194,7 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
     """Reads a settings dataclass from a run folder, a config file and flags; the last one wins."""
     from orqa_jax.train.config import load_config_file, make_config
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=program, description=cls.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
@@ -196,10 +202,14 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
     parser.add_argument("--debug", action="store_true", help="show an error's traceback")
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        kind: dict[str, Any] = {"type": str if get_args(hint) else hint}
+        if hint is bool:  # as a type it would take any text, "false" too, for true
+            kind = {"action": argparse.BooleanOptionalAction}
         parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=str if get_args(hints[field.name]) else hints[field.name],
-            choices=get_args(hints[field.name]) or None,
+            flag,
+            **kind,
+            choices=get_args(hint) or None,
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS if field.name in places else "(see above)",
         )

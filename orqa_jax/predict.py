@@ -223,6 +223,8 @@ class Answerer:
         Raises:
           OrqaError: A question is empty.
         """
+        if not questions:
+            return []
         beam = self.read(questions, retrieve)
         return [
             Answer(
@@ -265,10 +267,14 @@ class Answerer:
             k, start, extra = (int(x) for x in np.unravel_index(flat, logits_KLW.shape))
             block = int(beam.ids_BC[row, k])
             if block not in encodings:
-                encodings[block] = self._tokenizer.encode([self.store.text(block)])[0]
+                encoded = self._tokenizer.encode([self.store.text(block)])[0]
+                # A block cut within a word may be other wordpieces on its own, at other places.
+                same = np.array_equal(encoded.ids, self.store.block_tokens(block))
+                encodings[block] = encoded if same else None
+            if (encoded := encodings[block]) is None:
+                continue
             # The block stands between the question's [SEP] and the last one.
             first = int(np.flatnonzero(token_ids_KL[k] == self._tokenizer.sep_id)[0]) + 1
-            encoded = encodings[block]
             begin = int(encoded.starts[start - first])
             end = int(encoded.ends[start - first + extra])
             text = self.store.text(block)
@@ -357,7 +363,13 @@ def initial_answerer_params(run: Path, config: dict[str, Any]) -> Params:
     """The parameters that the fine-tuning of this run started from, made again from its seed."""
     names = {field.name for field in dataclasses.fields(finetune.FinetuneConfig)}
     settings = finetune.FinetuneConfig(**{k: v for k, v in config.items() if k in names})
-    _, retriever_params, _ = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
+    about, retriever_params, _ = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
+    found, started_from = about["weights_fingerprint"], config["retriever_fingerprint"]
+    if found != started_from:
+        raise OrqaError(
+            f"{run / 'ict' / 'model'} has weights {found[:16]}, but fine-tuning started from "
+            f"{started_from[:16]}; fine-tune again, or restore that retriever."
+        )
     key, _ = jax.random.split(jax.random.key(settings.seed))
     return finetune.initial_params(settings, retriever_params, key)[1]
 
@@ -409,20 +421,30 @@ def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = 
       OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
     """
     answers = {example.id: example.answers for example in load_examples(references)}
-    about = about_path(predictions)
-    described = json.loads(about.read_text(encoding="utf-8")) if about.exists() else {}
-    if corpus is None and described and Path(described["corpus"]).exists():
-        corpus = Path(described["corpus"])
+    made_on = _corpus_of(about_path(predictions))
+    if corpus is None and made_on and made_on[0].exists():
+        corpus = made_on[0]
     if corpus is None:
         logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
         return evaluate(load_predictions(predictions), answers, None)
     store = BlockStore(corpus)
-    if described and described["corpus_fingerprint"] != store.fingerprint:
+    if made_on and made_on[1] != store.fingerprint:
         raise OrqaError(
-            f"{predictions} was made on corpus {described['corpus_fingerprint'][:16]}, but "
+            f"{predictions} was made on corpus {made_on[1][:16]}, but "
             f"{corpus} is {store.fingerprint[:16]}; name the right one with --corpus."
         )
     return evaluate(load_predictions(predictions), answers, store.text)
+
+
+def _corpus_of(about: Path) -> tuple[Path, str] | None:
+    """Folder and fingerprint of the corpus that predictions were made on, if that is known."""
+    if not about.exists():
+        return None
+    try:
+        described = json.loads(about.read_text(encoding="utf-8"))
+        return Path(described["corpus"]), str(described["corpus_fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OrqaError(f"{about} is broken ({error!r}); predict again.") from error
 
 
 SYSTEMS = {

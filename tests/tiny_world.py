@@ -28,12 +28,33 @@ from orqa_jax.models.bert import BertConfig
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
+from orqa_jax.train.metrics import read_metrics
 
-PLACES = ["Brellow", "Quenby", "Tarnholt", "Ostrimar", "Velduna", "Hesketon", "Mirrowick", "Palvene"]
+PLACES = [
+    "Brellow",
+    "Quenby",
+    "Tarnholt",
+    "Ostrimar",
+    "Velduna",
+    "Hesketon",
+    "Mirrowick",
+    "Palvene",
+]
 RIVERS = ["Ilse", "Darrow", "Umber", "Keth", "Solvane"]
 PEOPLE = ["Anka Rill", "Tobin Marsh", "Ysolde Crake", "Perrin Voss", "Dunya Holt", "Emeric Stane"]
+WORDS = (
+    "the of in a and river flows past it live there from kept records for years each autumn is lit "
+    "with lamps flood took old away founded when did who found"
+)
 TRADES = ["weaver", "miller", "painter", "glazier", "brewer", "cartographer"]
-THINGS = ["clock tower", "copper bridge", "salt market", "glass works", "wind mill", "stone harbour"]
+THINGS = [
+    "clock tower",
+    "copper bridge",
+    "salt market",
+    "glass works",
+    "wind mill",
+    "stone harbour",
+]
 
 
 def documents() -> list[dict[str, str]]:
@@ -77,8 +98,7 @@ def questions() -> list[dict[str, Any]]:
 
 def vocabulary() -> list[str]:
     """Special tokens and characters; most words whole, numbers and some names in pieces."""
-    whole = "the of in a and river flows past it live there from kept records for years each".split()
-    whole += "autumn is lit with lamps flood took old away founded when did who found".split()
+    whole = WORDS.split()
     for phrase in [*PLACES[:5], *RIVERS, *PEOPLE[:4], *TRADES, *THINGS]:
         whole += phrase.lower().split()
     pieces = ["hesk", "##eton", "mirrow", "##wick", "pal", "##vene", "##s", "em", "##eric"]
@@ -281,6 +301,12 @@ def run_and_kill(what: str, config: ICTConfig | FinetuneConfig, *, at_step: int)
         timeout=250,
     )
     assert process.returncode == -signal.SIGKILL, process.stderr
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics file, but for the time they took."""
+    lines = read_metrics(out / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in lines]
 
 
 def equal_trees(a: Any, b: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:

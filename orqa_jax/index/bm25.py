@@ -24,6 +24,7 @@ from orqa_jax.index.manifest import NAME, read_manifest, write_json
 from orqa_jax.index.protocol import Found, clip_k, top_k
 
 log = logging.getLogger(__name__)
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG when imported
 
 SCHEMA = 1
 _WORD = re.compile(r"\w+")

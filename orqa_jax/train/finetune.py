@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +77,7 @@ class FinetuneConfig:
       encoder: Folder of the pre-trained BERT that the reader starts from.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
-      epochs: Times each question is seen.
+      epochs: Times each question is seen; may be a fraction.
       batch_size: Questions of one update (1 in the paper).
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
       head_learning_rate_factor: How much faster the new span layers of the reader learn.
@@ -102,7 +103,7 @@ class FinetuneConfig:
     encoder: str
     train: str
     out: str
-    epochs: int = 3
+    epochs: float = 3.0
     batch_size: int = 8
     learning_rate: float = 5e-5
     head_learning_rate_factor: float = 10.0
@@ -122,10 +123,12 @@ class FinetuneConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        check_at_least(self, epochs=1, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0)
+        if not self.epochs > 0.0:
+            raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -145,8 +148,8 @@ def step_rows(count: int, config: FinetuneConfig, step: int) -> np.ndarray:
 
 
 def total_steps(count: int, config: FinetuneConfig) -> int:
-    """Steps that see each of ``count`` questions at least ``config.epochs`` times."""
-    return -(-count * config.epochs // config.batch_size)
+    """Steps that see ``count`` questions at least ``config.epochs`` times."""
+    return math.ceil(count * config.epochs / config.batch_size)
 
 
 def batches(

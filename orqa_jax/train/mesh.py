@@ -24,12 +24,14 @@ REPLICATED: Rules = ((r".*", PartitionSpec()),)
 
 
 def prepare_host() -> None:
-    """Give XLA's CPU client more threads than there are devices, before it starts.
+    """Give XLA's CPU client more threads than there are simulated devices, before it starts.
 
-    With fewer threads than simulated devices, a loop of collective steps or a host callback can
-    wait for ever for a thread. A value set by the user is kept.
+    With fewer, a loop of collective steps or a host callback can wait for ever for a thread.
+    Without simulated devices the threads would only get in each other's way. A value set by the
+    user is kept.
     """
-    os.environ.setdefault("NPROC", "32")
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        os.environ.setdefault("NPROC", "32")
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:

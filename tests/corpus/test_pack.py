@@ -200,10 +200,21 @@ def test_invariants_on_any_text(text, max_wordpieces):
     check_invariants(clean(text), "t", max_wordpieces)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.one_of(PROSE, st.sampled_from(["", " ", "\u200b", "\u0300"])), max_size=6))
+def test_documents_do_not_touch_each_other(texts):
+    _, together = packed(*(("a title"[:i], text) for i, text in enumerate(texts)))
+    alone = []
+    for i, text in enumerate(texts):
+        for block in packed(("a title"[:i], text))[1]:
+            alone.append(block | {"document_id": str(i)})
+    assert together == alone
+
+
 def test_a_sentence_of_a_megabyte_is_split_not_dropped():
-    text = "the cat sat on " * 70_000
+    text = "the " * 262_144
     _, blocks = packed(("t", text), max_wordpieces=288)
-    assert len(blocks) > 1000
+    assert len(blocks) == 924
     assert " ".join(block["text"] for block in blocks) == text.strip()
     assert max(len(block["token_ids"]) for block in blocks) <= 284
 

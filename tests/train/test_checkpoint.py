@@ -15,7 +15,10 @@ from orqa_jax.train.mesh import make_mesh, tree_shardings
 from orqa_jax.train.state import TrainState, initial_state
 
 PARAMS = {
-    "tower": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    "tower": {
+        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bias": np.ones(3, np.float32),
+    }
 }
 
 

@@ -13,6 +13,7 @@ from tiny_world import (
     equal_trees,
     finetune_config,
     indexed_run,
+    metrics_of,
     questions,
     run_and_kill,
     trained_run,
@@ -44,7 +45,6 @@ from orqa_jax.train.finetune import (
     total_steps,
 )
 from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
-from orqa_jax.train.metrics import read_metrics
 from orqa_jax.train.retrieve import BeamSizes, BeamSource, question_batch
 from orqa_jax.train.state import initial_state
 
@@ -71,7 +71,7 @@ def source(retriever):
     return BeamSource(world().store, index, vectors_NP, tokenizer, examples, SIZES)
 
 
-# --- Data ------------------------------------------------------------------------------------------
+# --- Data -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(30, 8), (5, 8), (1, 3), (8, 8)])
@@ -109,7 +109,7 @@ def test_the_fingerprint_of_examples():
     assert fingerprint_examples(list(examples)) == prints[0]
 
 
-# --- Loss ------------------------------------------------------------------------------------------
+# --- Loss -----------------------------------------------------------------------------------------
 
 
 class GivenValues:
@@ -224,7 +224,7 @@ def test_no_signal_gives_no_gradient(given):
     assert np.any(gradients["question"][1])
 
 
-# --- Step ------------------------------------------------------------------------------------------
+# --- Step -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -290,11 +290,7 @@ def test_a_batch_without_any_signal_changes_nothing(step):
     assert not any(np.any(gradient) for gradient in jax.tree.leaves(gradients))
 
 
-# --- The whole run ---------------------------------------------------------------------------------
-
-
-def lines_of(path):
-    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in read_metrics(path)]
+# --- The whole run --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -312,8 +308,8 @@ def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
     weights = "model/weights.safetensors"
     expected = (two_phase_run / weights).read_bytes()
     assert (tmp_path / weights).read_bytes() == expected
-    assert lines_of(tmp_path / "metrics.jsonl") == lines_of(two_phase_run / "metrics.jsonl")
-    assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == [2, 4]
+    assert metrics_of(tmp_path) == metrics_of(two_phase_run)
+    assert [line["step"] for line in metrics_of(tmp_path)] == [2, 4]
 
     # Killed after the last step, before the model was written:
     (tmp_path / "model").rename(tmp_path / "gone")
@@ -333,7 +329,7 @@ def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):
         for folder in (two_phase_run, trained_run() / "finetune")
     ]
     equal_trees(*weights, rtol=1e-3, atol=1e-4)
-    lines = [lines_of(f / "metrics.jsonl") for f in (two_phase_run, trained_run() / "finetune")]
+    lines = [metrics_of(f) for f in (two_phase_run, trained_run() / "finetune")]
     equal_trees(*lines, rtol=1e-3, atol=1e-4)
 
 

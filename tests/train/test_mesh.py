@@ -34,7 +34,7 @@ def test_a_parameter_without_a_rule_is_named():
 
 def test_batch_sizes():
     check_batch_size(make_mesh(), 24)
-    with pytest.raises(OrqaError, match="batch_size 12 .* multiple of 8"):
+    with pytest.raises(OrqaError, match=r"batch_size 12 .* multiple of 8"):
         check_batch_size(make_mesh(), 12)
 
 

@@ -80,9 +80,7 @@ def test_fetch_labels_blocks_and_spans_by_their_words(source):
                 (start - first, start - first + extra)
                 for start, extra in np.argwhere(beam["span_correct"][b, k])
             }
-            spelled = {
-                (int(encoded.starts[start]), int(encoded.ends[end])) for start, end in spans
-            }
+            spelled = {(int(encoded.starts[start]), int(encoded.ends[end])) for start, end in spans}
             expected = {
                 match.span()
                 for match in pattern.finditer(texts[k])

@@ -1,0 +1,341 @@
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_world import (
+    documents,
+    finetune_config,
+    indexed_run,
+    questions,
+    trained_run,
+    world,
+    write_jsonl,
+)
+
+from orqa_jax import cli
+from orqa_jax.corpus.build import build_corpus
+from orqa_jax.train.ict import ICTConfig
+
+QUESTION = "Who founded the salt market of Tarnholt in 1226?"
+
+
+def run_orqa(capsys, *arguments):
+    """Status, standard output and standard error of a command in this process."""
+    capsys.readouterr()
+    status = cli.main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+def orqa_process(*arguments, **changes):
+    """The same in a process of its own, as the console script starts it."""
+    code = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        **changes,
+    )
+
+
+# --- From documents to answers; `tiny_world` went that way by these commands up to `finetune` ---
+
+
+def test_ask_prints_json(capsys):
+    status, out, _ = run_orqa(
+        capsys, "ask", "--run", trained_run(), "--json", QUESTION, "When was the flood?"
+    )
+    assert status == 0
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert (first["id"], first["question"]) == ("1", QUESTION)
+    assert second["id"] == "2"
+    best = first["candidates"][0]
+    text = {document["id"]: document["text"] for document in documents()}[best["document_id"]]
+    assert text[best["start"] : best["end"]] == best["answer"] == first["answer"]
+
+
+def test_ask_prints_the_sentence_with_its_answer(capsys, monkeypatch):
+    status, out, _ = run_orqa(capsys, "ask", "--run", trained_run(), "--json", QUESTION)
+    best, *others = json.loads(out)["candidates"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"\n  {QUESTION}  \n\n"))
+    status, out, _ = run_orqa(capsys, "ask", "--run", trained_run())
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == f"Q: {QUESTION}"
+    assert lines[1].startswith(f"A: {best['answer']}   [{best['title']}, score ")
+    marked = lines[2].strip()
+    before, answer, after = re.fullmatch(r"(.*)\*\*(.*)\*\*(.*)", marked).groups()
+    assert answer == best["answer"]
+    assert before + answer + after in best["block_text"]
+    assert lines[3].strip().startswith(f"Also: {others[0]['answer']} (")
+
+
+def test_predict_and_eval(capsys, tmp_path):
+    few = write_jsonl(tmp_path / "few.jsonl", questions()[:5])
+    out = tmp_path / "p.jsonl"
+    arguments = ["predict", "--run", trained_run(), few, "--out", out, "--system", "bm25"]
+    assert run_orqa(capsys, *arguments)[0] == 0
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [line["id"] for line in lines] == ["q0", "q1", "q2", "q3", "q4"]
+
+    status, printed, _ = run_orqa(capsys, "eval", out, few, "--json")
+    assert status == 0
+    found = json.loads(printed)
+    names = ["exact_match", "f1", "recall@1", "recall@5", "recall@20", "recall@100"]
+    assert list(found) == names
+    assert found["recall@100"]["mean"] == 1.0
+    status, printed, _ = run_orqa(capsys, "eval", out, few)
+    head, _, row = printed.splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == ["system", *names]
+    assert row.startswith("| p ")
+    mean = 100 * found["f1"]["mean"]
+    assert row.split("|")[3].strip().startswith(f"{mean:.1f} [")
+
+
+def test_index_again_keeps_what_is_there_and_says_little():
+    embeddings = indexed_run() / "index" / "embeddings.npy"
+    written = embeddings.stat().st_mtime_ns
+    done = orqa_process("index", "--run", indexed_run())
+    assert done.returncode == 0
+    assert embeddings.stat().st_mtime_ns == written
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert [line for line in lines if not line.startswith(str(indexed_run()))] == []
+
+
+# --- Settings ---
+
+
+PLACES = {"corpus": "corpus", "out": "ict"}
+
+
+def test_flags_win_over_the_config_file_and_that_over_the_run(tmp_path):
+    config = tmp_path / "c.py"
+    config.write_text(
+        "def get_config():\n    return {'out': 'there', 'steps': 7, 'seed': 3, 'encoder': 'e'}\n"
+    )
+    arguments = ["--run", "r", "--config", str(config), "--seed", "4", "--learning-rate", "1"]
+    found = cli._settings(ICTConfig, "orqa ict", arguments, PLACES)
+    expected = ICTConfig("r/corpus", "e", "there", steps=7, seed=4, learning_rate=1.0)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "shared"),
+    [(["--shared-towers"], True), (["--no-shared-towers"], False), ([], False)],
+)
+def test_switches(flags, shared):
+    arguments = ["--run", "r", "--encoder", "e", *flags]
+    assert cli._settings(ICTConfig, "orqa ict", arguments, PLACES).shared_towers is shared
+
+
+def test_help_and_version(capsys):
+    for arguments, words in (
+        (["--help"], ["corpus", "finetune", "Open-retrieval"]),
+        (["ict", "--help"], ["mask_rate: How often", "--mask-rate"]),
+        (["ask", "--help"], ["--system", "zero_shot"]),
+        (["--version"], ["orqa_jax"]),
+    ):
+        with contextlib.suppress(SystemExit):
+            cli.main(arguments)
+        printed = capsys.readouterr().out
+        for word in words:
+            assert word in printed
+
+
+# --- Mistakes ---
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Files with a defect each."""
+    folder = tmp_path_factory.mktemp("hostile")
+    good = [json.dumps(line) + "\n" for line in questions()[:4]]
+    (folder / "broken.jsonl").write_text("".join([*good[:2], '{"question": "Who\n', good[3]]))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "blank.jsonl").write_text('{"question": " ", "answer": "a"}\n')
+    (folder / "bytes.jsonl").write_bytes(b"\xff\xfe\x00\x01")
+    other = [{"question": "Who?", "answer": "Nobody Known"}] * 8
+    write_jsonl(folder / "other.jsonl", other)
+    texts = [{"title": "A", "text": "One."}, {"title": "B", "text": ""}]
+    lines = [json.dumps(line) + "\n" for line in texts]
+    (folder / "documents.jsonl").write_text("".join([*lines, '{"title": "C", "text"\n']))
+    (folder / "config.py").write_text("def get_config():\n    return {'step': 3}\n")
+    return folder
+
+
+def training(command, **changes):
+    run = indexed_run()
+    out = f"--out={changes.pop('out')}"
+    flags = [f"--{name}={value}" for name, value in changes.items()]
+    return [command, "--run", run, "--encoder", world().encoder, out, *flags]
+
+
+MISTAKES = {
+    "no such source": (
+        lambda f: ["corpus", f / "none.jsonl", "--out", f / "c", "--encoder", world().encoder],
+        ["none.jsonl"],
+    ),
+    "broken document": (
+        lambda f: ["corpus", f / "documents.jsonl", "--out", f / "c", "--encoder", world().encoder],
+        ["documents.jsonl:3"],
+    ),
+    "no tokenizer": (
+        lambda f: ["corpus", world().documents, "--out", f / "c", "--encoder", f],
+        ["hostile", "tokenizer"],
+    ),
+    "corpus exists": (
+        lambda f: [
+            *("corpus", world().documents, "--encoder", world().encoder),
+            *("--out", indexed_run() / "corpus"),
+        ],
+        ["run/corpus"],
+    ),
+    "corpus size": (
+        lambda f: [
+            *("corpus", world().documents, "--out", f / "c", "--encoder", world().encoder),
+            *("--max-wordpieces", "3"),
+        ],
+        ["max_wordpieces", "3"],
+    ),
+    "no command": (lambda f: [], ["COMMAND"]),
+    "unknown command": (lambda f: ["train"], ["train"]),
+    "unknown flag": (lambda f: ["ask", "--run", f, "--loud", "Who?"], ["--loud"]),
+    "no run": (lambda f: ["ask", "Who?"], ["--run"]),
+    "unknown setting": (lambda f: training("ict", out=f / "o", setps=3), ["--setps"]),
+    "unknown setting in a file": (
+        lambda f: training("ict", out=f / "o", config=f / "config.py"),
+        ["step", "did you mean steps?"],
+    ),
+    "no config file": (
+        lambda f: training("ict", out=f / "o", config=f / "none.py"),
+        ["none.py"],
+    ),
+    "no number": (lambda f: training("ict", out=f / "o", steps="many"), ["--steps", "many"]),
+    "no choice": (
+        lambda f: training("finetune", out=f / "o", retrieval="mail"),
+        ["--retrieval", "mail", "two_phase"],
+    ),
+    "a setting is missing": (lambda f: ["ict", "--run", f], ["encoder"]),
+    "a run of nothing": (lambda f: ["ask", "--run", f / "nowhere", "Who?"], ["nowhere"]),
+    "an empty question": (lambda f: ["ask", "--run", trained_run(), "  "], ["empty"]),
+    "broken questions": (
+        lambda f: training("finetune", out=f / "o", train=f / "broken.jsonl"),
+        ["broken.jsonl:3"],
+    ),
+    "no questions": (
+        lambda f: training("finetune", out=f / "o", train=f / "empty.jsonl"),
+        ["empty.jsonl"],
+    ),
+    "a blank question": (
+        lambda f: training("finetune", out=f / "o", train=f / "blank.jsonl"),
+        ["blank.jsonl:1", "question"],
+    ),
+    "not text": (
+        lambda f: training("finetune", out=f / "o", train=f / "bytes.jsonl"),
+        ["bytes.jsonl:1"],
+    ),
+    "answers of another corpus": (
+        lambda f: training("finetune", out=f / "o", train=f / "other.jsonl"),
+        ["None of the training answers"],
+    ),
+    "no questions to predict": (
+        lambda f: ["predict", "--run", trained_run(), f / "none.jsonl", "--out", f / "p.jsonl"],
+        ["none.jsonl"],
+    ),
+    "no predictions": (
+        lambda f: ["eval", f / "none.jsonl", world().questions],
+        ["none.jsonl"],
+    ),
+    "predictions without answers": (
+        lambda f: ["eval", world().questions, world().questions],
+        ["questions.jsonl:1", "answer"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_names_it(capsys, hostile, mistake):
+    arguments, words = MISTAKES[mistake]
+    status, out, err = run_orqa(capsys, *arguments(hostile))
+    assert status == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("orqa: ")
+    for word in words:
+        assert word in err
+    assert not (hostile / "p.jsonl").exists()
+    assert not (hostile / "c").exists()
+
+
+@pytest.mark.parametrize("mistake", ["broken document", "unknown flag", "broken questions"])
+def test_a_mistake_in_a_process_of_its_own(hostile, mistake):
+    arguments, words = MISTAKES[mistake]
+    done = orqa_process(*arguments(hostile))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_debug_shows_where_it_happened(hostile):
+    done = orqa_process(
+        "corpus", hostile / "none.jsonl", "--out", "c", "--encoder", hostile, "--debug"
+    )
+    assert done.returncode not in (0, 2)
+    assert "Traceback" in done.stderr
+
+
+def test_an_interruption_is_no_traceback(capsys, monkeypatch, tmp_path):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orqa_jax.corpus.build.build_corpus", interrupt)
+    status, _, err = run_orqa(
+        capsys, "corpus", world().documents, "--out", tmp_path, "--encoder", world().encoder
+    )
+    assert status == 130
+    assert len(err.splitlines()) == 1
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+    command = f"{sys.executable} -c '{code}' ask --run {trained_run()} | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        input=f"{QUESTION}\n" * 3,
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_corpus_of_one_block(capsys, tmp_path):
+    """The smallest corpus goes the whole way, so sizes are clipped where they must be."""
+    source = write_jsonl(tmp_path / "d.jsonl", [{"title": "A", "text": "A lamp. A river is lit."}])
+    build_corpus([source], tmp_path / "run" / "corpus", world().tokenizer, workers=1)
+    train = write_jsonl(tmp_path / "t.jsonl", [{"question": "What is lit?", "answer": "a river"}])
+    run, inputs = tmp_path / "run", ["--encoder", world().encoder]
+    sizes = ["--batch-size=8", "--log-every=1"]
+    small = ["--steps=1", "--question-length=32", "--block-length=48", "--projection-size=16"]
+    assert run_orqa(capsys, "ict", "--run", run, *inputs, *sizes, *small)[0] == 0
+    assert run_orqa(capsys, "index", "--run", run)[0] == 0
+    config = finetune_config(run)
+    small = ["--reader-length=64", "--max-span-wordpieces=6", "--span-hidden-size=16"]
+    flags = ["--train", train, "--retrieval=two_phase", "--epochs=1", *small, *sizes]
+    assert run_orqa(capsys, "finetune", "--run", run, *inputs, *flags)[0] == 0
+    assert Path(config.out, "model", "model.json").exists()
+    status, out, _ = run_orqa(capsys, "ask", "--run", run, "--json", "What is lit?")
+    assert status == 0
+    assert json.loads(out)["retrieved"] == [0]
