@@ -40,8 +40,8 @@ class BertConfig:
                 raise OrqaError(
                     f"BERT config: {field.name} must be a positive integer, not {value!r}"
                 )
-            if field.type == "float" and not isinstance(value, (int, float)):
-                raise OrqaError(f"BERT config: {field.name} must be a number, not {value!r}")
+            if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < 1):
+                raise OrqaError(f"BERT config: {field.name} must lie in [0, 1), not {value!r}")
         if self.hidden_size % self.num_attention_heads:
             raise OrqaError(
                 f"BERT config: hidden_size {self.hidden_size} does not divide into "
@@ -218,9 +218,10 @@ def attend(
 ) -> jax.Array:
     """Scaled dot-product attention over the keys where the mask is True; [B, L, H].
 
-    Written for XLA on CPU, where it takes a third of the time of `jax.nn.dot_product_attention`:
-    heads before positions, so that the [B, heads, L, L] weights are never transposed, and the
-    division by their sum after the product with the values, so that the weights are read once.
+    Written for XLA on CPU, where it takes a third to three quarters of the time of
+    `jax.nn.dot_product_attention` (which is plain XLA on accelerators too): heads before positions,
+    so that the [B, heads, L, L] weights are never transposed, and the division by their sum after
+    the product with the values, so that the weights are read once.
     """
     batch, length, hidden = query_BLH.shape
     size = hidden // num_heads

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Bert, BertConfig, Params
 from orqa_jax.models.retriever import pretrained_bert
 
@@ -30,6 +31,11 @@ class ReaderConfig:
     bert: BertConfig
     span_hidden_size: int = 256
     max_span_wordpieces: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("span_hidden_size", "max_span_wordpieces"):
+            if getattr(self, name) < 1:
+                raise OrqaError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class SpanReader(nn.Module):

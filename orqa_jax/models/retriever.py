@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Bert, BertConfig, LayerNorm, Params
@@ -44,6 +45,12 @@ class RetrieverConfig:
         if self.pooling not in get_args(Pooling):
             raise OrqaError(
                 f"pooling is {self.pooling!r}; choose one of {', '.join(get_args(Pooling))}"
+            )
+        if self.projection_size < 1:
+            raise OrqaError(f"projection_size is {self.projection_size}; it must be at least 1")
+        if not 0.0 <= self.projection_dropout < 1.0:
+            raise OrqaError(
+                f"projection_dropout is {self.projection_dropout}; it must lie in [0, 1)"
             )
 
 
@@ -165,9 +172,16 @@ def pretrained_bert(fresh: Params, pretrained: Params) -> dict[str, Any]:
             'choose pooling "cls" or "mean", or other weights'
         )
     chosen = {name: pretrained[name] for name in fresh if name in pretrained}
-    shapes = jax.tree.map(jnp.shape, chosen), jax.tree.map(jnp.shape, dict(fresh))
-    if shapes[0] != shapes[1]:
-        raise OrqaError("The BERT weights do not have the shapes that the BERT config describes")
+    shapes, expected = (
+        {name: jnp.shape(value) for name, value in flatten_dict(tree, sep="/").items()}
+        for tree in (chosen, fresh)
+    )
+    wrong = sorted(name for name in shapes | expected if shapes.get(name) != expected.get(name))
+    if wrong:
+        raise OrqaError(
+            f"The BERT weights do not fit the BERT config at {', '.join(wrong)}; "
+            "give the config that they were loaded with"
+        )
     return jax.tree.map(jnp.asarray, chosen)
 
 

@@ -234,7 +234,8 @@ def test_config_round_trip():
         ({"hidden_size": 18}, "hidden_size 18 does not divide into num_attention_heads 4"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer, not 0"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
-        ({"layer_norm_eps": None}, "layer_norm_eps must be a number, not None"),
+        ({"layer_norm_eps": None}, "layer_norm_eps must lie in .*, not None"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob must lie in .*, not 1.0"),
     ],
 )
 def test_config_of_something_else_is_refused(changes, message):

@@ -10,6 +10,7 @@ from oracles import bert as oracle
 from oracles import spans as span_oracle
 from oracles.checkpoint import write_checkpoint
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.models.reader import ReaderConfig, SpanReader, SpanScore, init_reader, span_mask_BLW
 from orqa_jax.models.weights import load_bert
 
@@ -135,6 +136,12 @@ def test_frozen_layers_reach_the_encoder(loaded):
     gradients = jax.jit(jax.grad(lambda params: jnp.tanh(read(model, params)).sum()))(params)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradients["bert"]["layer_0"]))
     assert np.any(gradients["bert"]["layer_1"]["query"]["kernel"] != 0)
+
+
+@pytest.mark.parametrize("name", ["span_hidden_size", "max_span_wordpieces"])
+def test_empty_spans_are_refused(loaded, name):
+    with pytest.raises(OrqaError, match=f"{name} is 0; it must be at least 1"):
+        ReaderConfig(loaded[0], **{name: 0})
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12))

@@ -201,13 +201,24 @@ def test_pooler_pooling_needs_a_pooler(loaded):
 
 def test_weights_of_another_bert_are_refused(loaded):
     config = RetrieverConfig(dataclasses.replace(loaded[0], num_hidden_layers=3))
-    with pytest.raises(OrqaError, match="do not have the shapes that the BERT config describes"):
+    with pytest.raises(
+        OrqaError,
+        match=r"do not fit the BERT config at layer_2/attention_norm/bias, .*value/kernel;",
+    ):
         init_dual_encoder(config, jax.random.key(0), loaded[1])
 
 
-def test_unknown_pooling_is_refused(loaded):
-    with pytest.raises(OrqaError, match="pooling is 'max'; choose one of cls, mean, pooler"):
-        RetrieverConfig(loaded[0], pooling="max")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": "max"}, "pooling is 'max'; choose one of cls, mean, pooler"),
+        ({"projection_size": 0}, "projection_size is 0"),
+        ({"projection_dropout": 1.0}, r"projection_dropout is 1\.0"),
+    ],
+)
+def test_bad_configs_are_refused(loaded, changes, message):
+    with pytest.raises(OrqaError, match=message):
+        RetrieverConfig(loaded[0], **changes)
 
 
 def test_mean_of_nothing_is_zero():
