@@ -12,14 +12,15 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "ict": {
-                "steps": 24,
+                "steps": 20,
                 "batch_size": 32,
                 "learning_rate": 1e-4,
                 "warmup_steps": 2,
                 "pooling": "mean",
                 "question_length": 32,
-                "block_length": 128,
+                "block_length": 112,
                 "frozen_layers": 4,
+                "dropout": 0.0,
                 "checkpoint_every": 8,
                 "log_every": 4,
             },
@@ -32,6 +33,7 @@ def get_config() -> ConfigDict:
                 "reader_length": 144,
                 "reader_layers": 3,
                 "frozen_layers": 1,
+                "dropout": 0.0,
                 "checkpoint_every": 25,
                 "log_every": 10,
             },

@@ -252,6 +252,11 @@ def layer_name(index: int) -> str:
     return f"layer_{index}"
 
 
+def with_dropout(config: BertConfig, rate: float) -> BertConfig:
+    """The same encoder with one dropout rate everywhere: hidden states and attention weights."""
+    return dataclasses.replace(config, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate)
+
+
 def truncate_bert(
     config: BertConfig, params: Params, num_layers: int
 ) -> tuple[BertConfig, dict[str, Any]]:

@@ -27,7 +27,7 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.exact import ExactIndex
 from orqa_jax.losses import marginal_log_likelihood
-from orqa_jax.models.bert import truncate_bert
+from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.models.weights import load_bert
@@ -90,6 +90,7 @@ class FinetuneConfig:
       span_hidden_size: Half the width of the reader's dense layer.
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
+      dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
@@ -116,6 +117,7 @@ class FinetuneConfig:
     span_hidden_size: int = 256
     reader_layers: int = 0
     frozen_layers: int = 0
+    dropout: float = 0.1
     retrieval: Literal["callback", "two_phase"] = "callback"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
@@ -123,6 +125,8 @@ class FinetuneConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
@@ -317,6 +321,7 @@ def initial_params(
     bert_config, bert_params = load_bert(Path(config.encoder))
     if config.reader_layers:
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
+    bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
     tower = "encoder" if "encoder" in retriever_params else "question_encoder"
     params = {
@@ -358,6 +363,9 @@ def finetune(config: FinetuneConfig) -> Path:
         weights_fingerprint=about["weights_fingerprint"],
     )
     retriever_config = retriever_config_from_dict(about["retriever"])
+    retriever_config = dataclasses.replace(
+        retriever_config, bert=with_dropout(retriever_config.bert, config.dropout)
+    )
     dtype = jnp.dtype(config.dtype)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     reader_config, params = initial_params(config, retriever_params, params_key)

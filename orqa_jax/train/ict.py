@@ -20,6 +20,7 @@ import optax
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.losses import in_batch_softmax_loss
+from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import load_bert
 from orqa_jax.text.wordpiece import WordPiece
@@ -62,6 +63,7 @@ class ICTConfig:
       shared_towers: One BERT for questions and blocks, as in the 2019 release.
       projection_layer_norm: LayerNorm after the projection, as in the 2019 release.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
+      dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
@@ -85,12 +87,15 @@ class ICTConfig:
     shared_towers: bool = False
     projection_layer_norm: bool = False
     frozen_layers: int = 0
+    dropout: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 100
     log_every: int = 10
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
         check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
@@ -254,7 +259,7 @@ def pretrain(config: ICTConfig) -> Path:
     check_batch_size(mesh, config.batch_size)
     bert_config, bert_params = load_bert(Path(config.encoder))
     retriever_config = RetrieverConfig(
-        bert=bert_config,
+        bert=with_dropout(bert_config, config.dropout),
         projection_size=config.projection_size,
         pooling=config.pooling,
         shared_towers=config.shared_towers,
