@@ -83,7 +83,8 @@ def quickstart(run: Path) -> None:
     retriever = str(run / "ict" / "model")
     encode_corpus(EncodeConfig(corpus=str(corpus), retriever=retriever, out=str(run / "index")))
     say("4/6 Fine-tuning: retriever and reader learn together from questions and answers.")
-    places |= {
+    places = {
+        "corpus": str(corpus),
         "retriever": retriever,
         "index": str(run / "index"),
         "train": str(run / "train.jsonl"),

@@ -29,8 +29,6 @@ ROOT = Path(quickstart.__file__).parent.parent.parent
 )
 def test_every_config_file_makes_its_settings(name, cls):
     values = load_config_file(ROOT / "experiments" / "configs" / f"{name}.py")
-    if cls is FinetuneConfig:
-        values.setdefault("encoder", "given on the command line")
     made = dataclasses.asdict(make_config(cls, values))
     assert {key: made[key] for key in values} == values
 

@@ -225,7 +225,6 @@ def finetune_config(run: Path, **changes: Any) -> FinetuneConfig:
         "corpus": str(run / "corpus"),
         "retriever": str(run / "ict" / "model"),
         "index": str(run / "index"),
-        "encoder": str(world().encoder),
         "train": str(world().questions),
         "out": str(run / "finetune"),
     }

@@ -74,9 +74,10 @@ class FinetuneConfig:
       corpus: Folder of the block store.
       retriever: Model folder that ICT wrote.
       index: Folder of the block embeddings that this retriever made.
-      encoder: Folder of the pre-trained BERT that the reader starts from.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
+        the retriever started from.
       epochs: Times each question is seen; may be a fraction.
       batch_size: Questions of one update (1 in the paper).
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
@@ -101,9 +102,9 @@ class FinetuneConfig:
     corpus: str
     retriever: str
     index: str
-    encoder: str
     train: str
     out: str
+    encoder: str = ""
     epochs: float = 3.0
     batch_size: int = 8
     learning_rate: float = 5e-5
@@ -315,10 +316,14 @@ def local_rows(array: jax.Array) -> np.ndarray:
 
 
 def initial_params(
-    config: FinetuneConfig, retriever_params: Params, key: jax.Array
+    config: FinetuneConfig, about: dict[str, Any], retriever_params: Params, key: jax.Array
 ) -> tuple[ReaderConfig, Params]:
-    """Returns the reader's shape, and what is trained: the question tower and a fresh reader."""
-    bert_config, bert_params = load_bert(Path(config.encoder))
+    """Returns the reader's shape, and what is trained: the question tower and a fresh reader.
+
+    ``about`` is the description of the retriever's model folder.
+    """
+    encoder = config.encoder or about["config"]["encoder"]
+    bert_config, bert_params = load_bert(Path(encoder))
     if config.reader_layers:
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
@@ -368,7 +373,7 @@ def finetune(config: FinetuneConfig) -> Path:
     )
     dtype = jnp.dtype(config.dtype)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    reader_config, params = initial_params(config, retriever_params, params_key)
+    reader_config, params = initial_params(config, about, retriever_params, params_key)
     models = Models(
         DualEncoder(retriever_config, dtype, config.frozen_layers),
         SpanReader(
