@@ -334,7 +334,7 @@ def test_a_corpus_of_one_block(capsys, tmp_path):
     config = finetune_config(run)
     small = ["--reader-length=64", "--max-span-wordpieces=6", "--span-hidden-size=16"]
     flags = ["--train", train, "--retrieval=two_phase", "--epochs=1", *small, *sizes]
-    assert run_orqa(capsys, "finetune", "--run", run, *inputs, *flags)[0] == 0
+    assert run_orqa(capsys, "finetune", "--run", run, *flags)[0] == 0
     assert Path(config.out, "model", "model.json").exists()
     status, out, _ = run_orqa(capsys, "ask", "--run", run, "--json", "What is lit?")
     assert status == 0
