@@ -200,6 +200,11 @@ elif "crash" in sys.argv:  # a worker, which imports this file under another nam
 """
 
 
+def heed_ctrl_c() -> None:
+    """Undoes what a shell does to jobs in its background: they ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start_long_build(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts a build with two workers that would take minutes."""
     write(folder / "docs.jsonl", [{"title": "t", "text": "Owls hunt at night. " * 500}] * 3000)
@@ -210,6 +215,7 @@ def start_long_build(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a terminal sends Ctrl-C to a whole process group
+        preexec_fn=heed_ctrl_c,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
