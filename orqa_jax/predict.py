@@ -28,7 +28,7 @@ from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import finetune, ict
-from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.checkpoint import describe_model, load_model
 from orqa_jax.train.inputs import question_inputs
 from orqa_jax.train.mesh import accelerator_mesh
 from orqa_jax.train.retrieve import BeamSizes, reader_inputs
@@ -386,7 +386,7 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
     Beside it, ``<out>.about.json`` says what made the predictions and on which corpus, for
     ``evaluate_file``.
     """
-    examples = load_examples(questions)
+    examples = load_examples(questions, answers_needed=False)
     partial = out.with_name(out.name + ".partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -406,6 +406,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
     }
     write_json(about_path(out), about | corpus)
     partial.replace(out)
+
+
+def _made_by(predictions: Path, about: dict[str, Any]) -> bool:
+    """Whether the file beside the predictions says all that ``about`` does."""
+    path = about_path(predictions)
+    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return said.items() >= about.items()
 
 
 def about_path(predictions: Path) -> Path:
@@ -476,16 +483,18 @@ class CompareConfig:
 def compare_systems(config: CompareConfig) -> str:
     """Answers the test questions with every system; returns, and writes, the table of results.
 
-    Predictions that are there already are not made again.
+    Predictions of the same model that are there already are not made again.
     """
     run, out = Path(config.run), Path(config.out)
+    model = describe_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
+    weights = model["weights_fingerprint"]
     if not (run / "finetune" / "bm25_weight.json").exists():
         tune_bm25_weight(run, load_examples(Path(config.dev))[:_TUNING_QUESTIONS])
     rows = {}
     for system, name in SYSTEMS.items():
         predictions = out / f"{system}.jsonl"
-        if not predictions.exists():
-            about = {"run": str(run.resolve()), "system": system}
+        about = {"run": str(run.resolve()), "system": system, "weights_fingerprint": weights}
+        if not (predictions.exists() and _made_by(predictions, about)):
             answerer = load_answerer(run, system=system)
             predict_file(answerer, Path(config.test), predictions, about=about)
         rows[name] = evaluate_file(predictions, Path(config.test)).intervals

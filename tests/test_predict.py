@@ -21,6 +21,7 @@ from orqa_jax.predict import (
     Answerer,
     CompareConfig,
     Reader,
+    about_path,
     compare_systems,
     evaluate_file,
     load_answerer,
@@ -299,6 +300,15 @@ def test_a_comparison_of_the_systems(run_copy, tmp_path):
     assert len(times) == 3
     assert compare_systems(config) == table
     assert times == {path: path.stat().st_mtime_ns for path in times}
+
+    # Predictions of another model, though of the same name, are made again.
+    stale = tmp_path / "out" / "orqa.jsonl"
+    described = json.loads(about_path(stale).read_text())
+    about_path(stale).write_text(json.dumps(described | {"weights_fingerprint": "other"}))
+    assert compare_systems(config) == table
+    changed = {path for path in times if path.stat().st_mtime_ns != times[path]}
+    assert changed == {stale}
+    assert json.loads(about_path(stale).read_text()) == described
 
 
 def few_examples():

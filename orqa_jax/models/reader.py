@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Bert, BertConfig, Params
-from orqa_jax.models.retriever import pretrained_bert
+from orqa_jax.models.retriever import init_around_bert
 
 # Of the Keras layer in the 2019 release.
 _SPAN_NORM_EPS = 1e-3
@@ -122,12 +122,8 @@ def init_reader(
     config: ReaderConfig, key: jax.Array, bert_params: Params | None = None
 ) -> dict[str, Any]:
     """Fresh parameters of a `SpanReader`, around (copied) pretrained BERT weights where given."""
-    token_ids_BL = jnp.zeros((1, 1), jnp.int32)
-    mask_BL = jnp.ones((1, 1), bool)
-    params = dict(SpanReader(config).init(key, token_ids_BL, mask_BL, token_ids_BL)["params"])
-    if bert_params is not None:
-        params["bert"] = jax.tree.map(jnp.copy, pretrained_bert(params["bert"], bert_params))
-    return params
+    # A copy, so that the parameters can be donated.
+    return jax.tree.map(jnp.copy, init_around_bert(SpanReader(config), key, bert_params))
 
 
 def span_mask_BLW(block_mask_BL: Any, starts_word_BL: Any, ends_word_BL: Any, width: int) -> Any:

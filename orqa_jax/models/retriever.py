@@ -152,16 +152,39 @@ def init_dual_encoder(
     Raises:
       OrqaError: pooling is "pooler" and `bert_params` has none.
     """
-    token_ids_BL = jnp.zeros((1, 1), jnp.int32)
-    mask_BL = jnp.ones((1, 1), bool)
-    tower = dict(Tower(config).init(key, token_ids_BL, mask_BL, token_ids_BL)["params"])
-    if bert_params is not None:
-        tower["bert"] = pretrained_bert(tower["bert"], bert_params)
+    tower = init_around_bert(Tower(config), key, bert_params)
     return {name: jax.tree.map(jnp.copy, tower) for name in tower_names(config)}
 
 
+def init_around_bert(
+    module: nn.Module, key: jax.Array, bert_params: Params | None
+) -> dict[str, Any]:
+    """Fresh parameters of a `Tower` or `SpanReader`, its "bert" taken from `bert_params` if given.
+
+    Raises:
+      OrqaError: see `pretrained_bert`.
+    """
+
+    def init(key: jax.Array) -> Params:
+        token_ids_BL = jnp.zeros((1, 1), jnp.int32)
+        mask_BL = jnp.ones((1, 1), bool)
+        params: Params = module.init(key, token_ids_BL, mask_BL, token_ids_BL)["params"]
+        return params
+
+    if bert_params is None:
+        return dict(jax.jit(init)(key))
+
+    @jax.jit
+    def init_the_rest(key: jax.Array) -> Params:
+        # Inside jit what is not returned is not drawn: a BERT's worth of random numbers.
+        return {name: value for name, value in init(key).items() if name != "bert"}
+
+    shapes = jax.eval_shape(init, key)
+    return {**init_the_rest(key), "bert": pretrained_bert(shapes["bert"], bert_params)}
+
+
 def pretrained_bert(fresh: Params, pretrained: Params) -> dict[str, Any]:
-    """The pretrained values of exactly the weights that `fresh` has.
+    """The pretrained values of exactly the weights that `fresh` has (arrays or their shapes).
 
     Raises:
       OrqaError: there is no pretrained pooler but one is needed, or the shapes differ.
@@ -173,7 +196,7 @@ def pretrained_bert(fresh: Params, pretrained: Params) -> dict[str, Any]:
         )
     chosen = {name: pretrained[name] for name in fresh if name in pretrained}
     shapes, expected = (
-        {name: jnp.shape(value) for name, value in flatten_dict(tree, sep="/").items()}
+        {name: value.shape for name, value in flatten_dict(tree, sep="/").items()}
         for tree in (chosen, fresh)
     )
     wrong = sorted(name for name in shapes | expected if shapes.get(name) != expected.get(name))

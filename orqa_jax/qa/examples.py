@@ -23,11 +23,12 @@ class Example:
     answers: tuple[str, ...]
 
 
-def load_examples(path: str | os.PathLike[str]) -> list[Example]:
+def load_examples(path: str | os.PathLike[str], *, answers_needed: bool = True) -> list[Example]:
     """Reads question-answer pairs: plain JSONL, or .gz, .bz2 or .xz.
 
     Keys: `question`; `answer` (a string or a list of strings) or `answers`; optional `id`, by
-    default the line number. Other keys are ignored, blank answers among others are dropped.
+    default the line number. Other keys are ignored, blank answers among others are dropped. A
+    file of questions to be answered needs no answers, and those it has are left unread.
 
     Raises:
         OrqaError: a defect, named by file and line, or a file without questions.
@@ -35,7 +36,7 @@ def load_examples(path: str | os.PathLike[str]) -> list[Example]:
     examples = []
     first_use: dict[str, str] = {}
     for where, record in read_jsonl(path):
-        example = _parse(where, record)
+        example = _parse(where, record, answers_needed)
         if example.id in first_use:
             raise OrqaError(
                 f"{where} repeats the id {example.id!r} of {first_use[example.id]}; "
@@ -60,10 +61,13 @@ def save_examples(path: str | os.PathLike[str], examples: Iterable[Example]) -> 
         os.replace(written, path)
 
 
-def _parse(where: str, record: dict[str, Any]) -> Example:
+def _parse(where: str, record: dict[str, Any], answers_needed: bool) -> Example:
     question = record.get("question")
     if not isinstance(question, str) or not question.strip():
         raise OrqaError(f"{where} needs a 'question' that is a string and not blank.")
+    line_number = where.rpartition(":")[2]
+    if not answers_needed:
+        return Example(record_id(where, record, default=line_number), question, ())
     keys = [key for key in ("answer", "answers") if key in record]
     if len(keys) != 1:
         raise OrqaError(
@@ -77,5 +81,4 @@ def _parse(where: str, record: dict[str, Any]) -> Example:
     answers = tuple(answer for answer in answers if answer.strip())
     if not answers:
         raise OrqaError(f"{where} needs at least one answer that is not blank.")
-    line_number = where.rpartition(":")[2]
     return Example(record_id(where, record, default=line_number), question, answers)

@@ -68,10 +68,19 @@ def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
+# Where things lie may change between two starts; what they are is told by their fingerprints.
+_PLACES = {"corpus", "encoder", "retriever", "index", "train", "out"}
+
+
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises ``OrqaError`` naming each setting that differs from those ``folder`` was made with."""
+    """Raises ``OrqaError`` naming each setting that differs from those ``folder`` was made with.
+
+    Paths do not count, so a run folder can be moved; the settings hold the fingerprints of what
+    the paths lead to.
+    """
     now = json.loads(json.dumps(now))
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    keys = (before.keys() | now.keys()) - _PLACES
+    changed = sorted(key for key in keys if before.get(key) != now.get(key))
     if changed:
         listed = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in changed)
         raise OrqaError(

@@ -22,7 +22,7 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.losses import in_batch_softmax_loss
 from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
-from orqa_jax.models.weights import load_bert
+from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
@@ -246,7 +246,11 @@ def pretrain(config: ICTConfig) -> Path:
     """
     out = Path(config.out)
     store = BlockStore(Path(config.corpus))
-    described = dataclasses.asdict(config) | {"corpus_fingerprint": store.fingerprint}
+    bert_config, bert_params = load_bert(Path(config.encoder))
+    described = dataclasses.asdict(config) | {
+        "corpus_fingerprint": store.fingerprint,
+        "encoder_fingerprint": fingerprint_params(bert_params),
+    }
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
     tokenizer = WordPiece.load(Path(config.encoder))
@@ -257,7 +261,6 @@ def pretrain(config: ICTConfig) -> Path:
         )
     mesh = make_mesh()
     check_batch_size(mesh, config.batch_size)
-    bert_config, bert_params = load_bert(Path(config.encoder))
     retriever_config = RetrieverConfig(
         bert=with_dropout(bert_config, config.dropout),
         projection_size=config.projection_size,

@@ -14,6 +14,16 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+def test_questions_without_answers(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", '{"question": "Who?"}', '{"id": 5, "question": "Why?"}')
+    assert load_examples(path, answers_needed=False) == [
+        Example("1", "Who?", ()),
+        Example("5", "Why?", ()),
+    ]
+    with pytest.raises(OrqaError, match=r"q.jsonl:1 needs one of 'answer' and 'answers'"):
+        load_examples(path)
+
+
 def test_load(tmp_path: Path) -> None:
     path = write(
         tmp_path / "qa.jsonl",

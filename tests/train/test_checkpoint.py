@@ -145,3 +145,5 @@ def test_other_settings_are_refused_by_name(tmp_path):
     assert "seed was 0 and is 1" in str(raised.value)
     assert "new was None and is 3" in str(raised.value)
     assert "rate" not in str(raised.value)
+    # A run folder may be moved: where things lie is no setting.
+    Checkpoints(tmp_path, config={"seed": 0, "rate": 0.1, "out": "elsewhere"}).close()
