@@ -373,7 +373,7 @@ def initial_answerer_params(run: Path, config: dict[str, Any]) -> Params:
             f"{started_from[:16]}; fine-tune again, or restore that retriever."
         )
     key, _ = jax.random.split(jax.random.key(settings.seed))
-    return finetune.initial_params(settings, about, retriever_params, key)[1]
+    return finetune.initial_params(settings, retriever_params, key)[1]
 
 
 def _next_power_of_two(count: int) -> int:

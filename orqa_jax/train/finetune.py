@@ -30,7 +30,7 @@ from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
-from orqa_jax.models.weights import load_bert
+from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
@@ -316,14 +316,10 @@ def local_rows(array: jax.Array) -> np.ndarray:
 
 
 def initial_params(
-    config: FinetuneConfig, about: dict[str, Any], retriever_params: Params, key: jax.Array
+    config: FinetuneConfig, retriever_params: Params, key: jax.Array
 ) -> tuple[ReaderConfig, Params]:
-    """Returns the reader's shape, and what is trained: the question tower and a fresh reader.
-
-    ``about`` is the description of the retriever's model folder.
-    """
-    encoder = config.encoder or about["config"]["encoder"]
-    bert_config, bert_params = load_bert(Path(encoder))
+    """Returns the reader's shape, and what is trained: the question tower and a fresh reader."""
+    bert_config, bert_params = load_bert(Path(config.encoder))
     if config.reader_layers:
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
@@ -346,10 +342,13 @@ def finetune(config: FinetuneConfig) -> Path:
     store = BlockStore(Path(config.corpus))
     about, retriever_params, tokenizer = load_model(Path(config.retriever), kind=ict.MODEL_KIND)
     examples = load_examples(Path(config.train))
+    encoder = config.encoder or about["config"]["encoder"]
+    config = dataclasses.replace(config, encoder=encoder)
     described = dataclasses.asdict(config) | {
         "corpus_fingerprint": store.fingerprint,
         "retriever_fingerprint": about["weights_fingerprint"],
         "train_fingerprint": fingerprint_examples(examples),
+        "encoder_fingerprint": fingerprint_params(load_bert(Path(encoder))[1]),
     }
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
@@ -373,7 +372,7 @@ def finetune(config: FinetuneConfig) -> Path:
     )
     dtype = jnp.dtype(config.dtype)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    reader_config, params = initial_params(config, about, retriever_params, params_key)
+    reader_config, params = initial_params(config, retriever_params, params_key)
     models = Models(
         DualEncoder(retriever_config, dtype, config.frozen_layers),
         SpanReader(
