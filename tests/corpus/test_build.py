@@ -183,12 +183,15 @@ def test_two_builds_of_one_folder(source, tmp_path):
 
 SCRIPT = """
 import os
+import signal
 import sys
 from pathlib import Path
 from orqa_jax.corpus import build
 from orqa_jax.text.wordpiece import WordPiece
 
 if __name__ == "__main__":
+    # Jobs in the background of a shell start with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     build._SHARD_BYTES = 100_000
     build._CHUNK_CHARACTERS = 10_000
     folder = Path(sys.argv[1])
@@ -198,11 +201,6 @@ if __name__ == "__main__":
 elif "crash" in sys.argv:  # a worker, which imports this file under another name
     build._pack_pages = lambda *arguments: os.abort()
 """
-
-
-def heed_ctrl_c() -> None:
-    """Undoes what a shell does to jobs in its background: they ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start_long_build(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -215,7 +213,6 @@ def start_long_build(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a terminal sends Ctrl-C to a whole process group
-        preexec_fn=heed_ctrl_c,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
