@@ -232,8 +232,8 @@ def _ask(options: argparse.Namespace) -> None:
     _start_jax()
     answerer = load_answerer(options.run, system=options.system)
     color = sys.stdout.isatty()
-    questions = options.questions or (line.strip() for line in sys.stdin)
-    for number, question in enumerate(filter(None, questions), 1):
+    questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
+    for number, question in enumerate(questions, 1):
         answer = answerer.answer([question])[0]
         if options.json:
             print(json.dumps(answer.to_dict(str(number)), ensure_ascii=False), flush=True)
@@ -242,8 +242,9 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import load_answerer, predict_file
+    from orqa_jax.predict import check_predictions_path, load_answerer, predict_file
 
+    check_predictions_path(options.questions, options.out)
     _start_jax()
     answerer = load_answerer(options.run, system=options.system)
     about = {"run": str(options.run.resolve()), "system": options.system}

@@ -387,6 +387,7 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
     ``evaluate_file``.
     """
     examples = load_examples(questions, answers_needed=False)
+    check_predictions_path(questions, out)
     partial = out.with_name(out.name + ".partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -406,6 +407,14 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
     }
     write_json(about_path(out), about | corpus)
     partial.replace(out)
+
+
+def check_predictions_path(questions: Path, out: Path) -> None:
+    """Raises ``OrqaError`` where predictions would take the place of the questions or a folder."""
+    if out.is_dir():
+        raise OrqaError(f"{out} is a folder; give the name of a file for the predictions.")
+    if out.exists() and out.samefile(questions):
+        raise OrqaError(f"{out} holds the questions themselves; give the predictions another name.")
 
 
 def _made_by(predictions: Path, about: dict[str, Any]) -> bool:

@@ -222,6 +222,16 @@ def test_a_file_of_predictions(answerer, predictions):
     assert about["corpus_fingerprint"] == world().store.fingerprint
 
 
+def test_predictions_never_take_the_place_of_questions(answerer, tmp_path):
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "Who?"}\n')
+    with pytest.raises(OrqaError, match=r"q.jsonl holds the questions themselves"):
+        predict_file(answerer("orqa"), questions, questions, about={})
+    with pytest.raises(OrqaError, match="is a folder"):
+        predict_file(answerer("orqa"), questions, tmp_path, about={})
+    assert questions.read_text() == '{"question": "Who?"}\n'
+
+
 def test_the_scores_of_a_file_of_predictions(predictions):
     examples = load_examples(world().questions)
     lines = [json.loads(line) for line in predictions.read_text("utf-8").splitlines()]

@@ -27,18 +27,13 @@ logger = logging.getLogger(__name__)
 class Checkpoints:
     """The newest states of one training run, in ``folder``, with the configuration they belong to.
 
-    A run that is started again with another configuration is refused rather than continued.
+    A run that is started again with another configuration is refused rather than continued, once
+    there is a checkpoint to continue from.
     """
 
     def __init__(self, folder: Path, *, config: dict[str, Any], keep: int = 2) -> None:
         folder = folder.resolve()
-        described = folder / "config.json"
-        if described.exists():
-            before = json.loads(described.read_text(encoding="utf-8"))
-            refuse_changed_config(folder, before, config)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(described, config)
+        folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         self._checkpointer = ocp.training.Checkpointer(
             folder / "steps",
@@ -46,6 +41,11 @@ class Checkpoints:
             preservation_policy=policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
+        described = folder / "config.json"
+        if described.exists() and self._checkpointer.latest is not None:
+            before = json.loads(described.read_text(encoding="utf-8"))
+            refuse_changed_config(folder, before, config)
+        write_json(described, config)
 
     def restore(self, state: TrainState) -> TrainState:
         """Returns the newest saved state with the shardings of ``state``, or ``state`` itself."""

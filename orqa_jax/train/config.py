@@ -27,7 +27,11 @@ def make_config(cls: type[Config], values: Mapping[str, Any]) -> Config:
             raise OrqaError(f"{cls.__name__} has no setting {key}; {hint}")
     for name, field in fields.items():
         if name not in values and field.default is dataclasses.MISSING:
-            raise OrqaError(f"{cls.__name__} needs the setting {name}; give it a value.")
+            flag = "--" + name.replace("_", "-")
+            raise OrqaError(
+                f"{cls.__name__} needs the setting {name}; give it in the config file, or as "
+                f"{flag} (a run folder, --run, sets the places within it)."
+            )
     return cls(**{key: _checked(key, hints[key], value) for key, value in values.items()})
 
 

@@ -72,7 +72,11 @@ def encode_corpus(config: EncodeConfig) -> np.ndarray:
         "weights_fingerprint": about["weights_fingerprint"],
     }
     if (out / "manifest.json").exists():
-        return open_embeddings(out, **fingerprints)
+        try:
+            return open_embeddings(out, **fingerprints)
+        except OrqaError as error:
+            # They are derived from what is at hand, and stay until the new ones are complete.
+            logger.warning("%s Encoding again now.", error)
     shape = retriever_config_from_dict(about["retriever"])
     model = DualEncoder(shape, jnp.dtype(config.dtype))
     mesh = make_mesh()

@@ -126,6 +126,10 @@ class FinetuneConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.learning_rate <= 1.0:
+            raise OrqaError(
+                f"learning_rate is {self.learning_rate}; it has to be above 0 and at most 1."
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)

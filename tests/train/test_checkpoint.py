@@ -139,7 +139,11 @@ def test_what_is_saved_is_the_state_at_that_moment(tmp_path):
 
 
 def test_other_settings_are_refused_by_name(tmp_path):
-    Checkpoints(tmp_path, config={"seed": 0, "rate": 0.1, "out": "x"}).close()
+    # Until something is saved, a start that failed leaves the settings free.
+    Checkpoints(tmp_path, config={"seed": 7}).close()
+    first = Checkpoints(tmp_path, config={"seed": 0, "rate": 0.1, "out": "x"})
+    first.save(1, state_of(1, 1.0))
+    first.close()
     with pytest.raises(OrqaError) as raised:
         Checkpoints(tmp_path, config={"seed": 1, "rate": 0.1, "out": "x", "new": 3})
     assert "seed was 0 and is 1" in str(raised.value)

@@ -112,22 +112,28 @@ def test_finished_embeddings_are_kept(batches_encoded):
     assert batches_encoded == []
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path):
+def test_another_tokenizer_is_refused(tmp_path):
     source = write_jsonl(tmp_path / "d.jsonl", documents()[:4])
-    tokenizer = world().tokenizer
-    other = build_corpus([source], tmp_path / "other", tokenizer, max_wordpieces=48, workers=1)
-    with pytest.raises(OrqaError, match=other.fingerprint[:16]):
-        encode_corpus(config(corpus=other.folder))
-
     tokenizer = WordPiece.from_vocab([*vocabulary(), "more"])
     other = build_corpus([source], tmp_path / "words", tokenizer, max_wordpieces=48, workers=1)
     with pytest.raises(OrqaError, match="another tokenizer"):
         encode_corpus(config(corpus=other.folder, out=tmp_path / "new"))
 
+
+def test_vectors_of_something_else_are_made_again(tmp_path, caplog):
     index = tmp_path / "index"
     shutil.copytree(indexed_run() / "index", index)
     manifest = json.loads((index / "manifest.json").read_text())
-    manifest["weights_fingerprint"] = "0" * 64
-    (index / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(OrqaError, match="weights 0000000000000000"):
-        encode_corpus(config(out=index))
+    (index / "manifest.json").write_text(json.dumps(manifest | {"weights_fingerprint": "0" * 64}))
+    again = encode_corpus(config(out=index))
+    assert "weights 0000000000000000" in caplog.text
+    np.testing.assert_allclose(
+        again, np.load(indexed_run() / "index" / "embeddings.npy"), atol=1e-5
+    )
+    assert json.loads((index / "manifest.json").read_text()) == manifest
+
+    source = write_jsonl(tmp_path / "d.jsonl", documents()[:4])
+    tokenizer = world().tokenizer
+    other = build_corpus([source], tmp_path / "other", tokenizer, max_wordpieces=48, workers=1)
+    assert len(encode_corpus(config(corpus=other.folder, out=index))) == len(other)
+    assert other.fingerprint[:16] in caplog.text
