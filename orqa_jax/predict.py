@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _LENGTH_STEP = 32
 _ROWS = 8
 # Questions answered together when a file of them is read.
 _BATCH = 32
+_SECONDS_BETWEEN_LOG_LINES = 10
 # The first of the dev questions choose among the weights: one number needs no more.
 _TUNING_QUESTIONS = 200
 # Tried for the BM25 score, whose scale is some twenty times that of the reader's.
@@ -394,6 +396,7 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
         partial.open("w", encoding="utf-8") as file,
         tqdm(total=len(examples), desc="predict", unit="question", disable=_quiet()) as bar,
     ):
+        started = said = time.monotonic()
         for start in range(0, len(examples), _BATCH):
             batch = examples[start : start + _BATCH]
             answers = answerer.answer([example.question for example in batch])
@@ -401,6 +404,10 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
                 line = json.dumps(answer.to_dict(example.id), ensure_ascii=False)
                 file.write(line + "\n")
             bar.update(len(batch))
+            now, done = time.monotonic(), start + len(batch)
+            if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
+                said, left = now, (now - started) / done * (len(examples) - done)
+                logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
     corpus = {
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
