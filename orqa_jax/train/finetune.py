@@ -136,6 +136,10 @@ class FinetuneConfig:
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0)
+        if self.retrieval not in ("callback", "two_phase"):
+            raise OrqaError(
+                f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
+            )
         if not self.epochs > 0.0:
             raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
 
@@ -336,6 +340,35 @@ def initial_params(
     return reader_config, params
 
 
+def open_source(
+    config: FinetuneConfig,
+    store: BlockStore,
+    weights_fingerprint: str,
+    tokenizer: WordPiece,
+    examples: Sequence[Example],
+) -> BeamSource:
+    """Opens the block embeddings that these retriever weights made, for retrieval while training.
+
+    Raises:
+      OrqaError: The embeddings are missing, or of another corpus or retriever.
+    """
+    vectors_NP = open_embeddings(
+        Path(config.index),
+        corpus_fingerprint=store.fingerprint,
+        weights_fingerprint=weights_fingerprint,
+    )
+    # A callback must not call jax, and the rows of a process must not wait for those of others.
+    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
+    sizes = BeamSizes(
+        early=config.early_update_beam,
+        read=config.reader_beam,
+        reader_length=config.reader_length,
+        span_width=config.max_span_wordpieces,
+    )
+    return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+
+
 def finetune(config: FinetuneConfig) -> Path:
     """Runs fine-tuning, or continues an interrupted run; returns the folder of the model.
 
@@ -356,8 +389,6 @@ def finetune(config: FinetuneConfig) -> Path:
     }
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
-    if config.retrieval not in ("callback", "two_phase"):
-        raise OrqaError(f'retrieval is "{config.retrieval}"; it can be "callback" or "two_phase".')
     if WordPiece.load(Path(config.encoder)).fingerprint != store.tokenizer_fingerprint:
         raise OrqaError(
             f"The encoder {config.encoder} has another tokenizer than the corpus {config.corpus} "
@@ -365,11 +396,8 @@ def finetune(config: FinetuneConfig) -> Path:
         )
     mesh = make_mesh()
     check_batch_size(mesh, config.batch_size)
-    vectors_NP = open_embeddings(
-        Path(config.index),
-        corpus_fingerprint=store.fingerprint,
-        weights_fingerprint=about["weights_fingerprint"],
-    )
+    source = open_source(config, store, about["weights_fingerprint"], tokenizer, examples)
+    log_answers(source)
     retriever_config = retriever_config_from_dict(about["retriever"])
     retriever_config = dataclasses.replace(
         retriever_config, bert=with_dropout(retriever_config.bert, config.dropout)
@@ -383,17 +411,6 @@ def finetune(config: FinetuneConfig) -> Path:
             reader_config, dtype, min(config.frozen_layers, reader_config.bert.num_hidden_layers)
         ),
     )
-    sizes = BeamSizes(
-        early=config.early_update_beam,
-        read=config.reader_beam,
-        reader_length=config.reader_length,
-        span_width=config.max_span_wordpieces,
-    )
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
-    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
-    source = BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
-    log_answers(source)
     steps = total_steps(len(examples), config)
     optimizer = make_optimizer(
         linear_schedule(config.learning_rate, round(config.warmup_share * steps), steps),
