@@ -139,11 +139,18 @@ def reader_inputs(
     batch_size, read = ids_BK.shape
     longest = sizes.reader_length // 2
     repeated = ragged([ids[:longest] for ids in questions for _ in range(read)])
-    flat = pair_inputs(tokenizer, repeated, store.tokens(ids_BK.reshape(-1)), sizes.reader_length)
+    blocks = store.tokens(ids_BK.reshape(-1))
+    flat = pair_inputs(tokenizer, repeated, blocks, sizes.reader_length)
     block_mask_ML = flat.pop("second_mask")
     starts_word_ML = ~tokenizer.continues_word[flat["token_ids"]]
-    # Whatever follows the last wordpiece of the block ([SEP]) starts a word.
+    # Whatever follows the last wordpiece of a whole block ([SEP]) starts a word; a block that was
+    # cut may have been cut within one.
     ends_word_ML = np.roll(starts_word_ML, -1, axis=1)
+    used_M = block_mask_ML.sum(axis=1)
+    cut = np.flatnonzero(used_M < np.diff(blocks.offsets))
+    following = blocks.values[blocks.offsets[cut] + used_M[cut]]
+    within = cut[tokenizer.continues_word[following]]
+    ends_word_ML[within, flat["mask"][within].sum(axis=1) - 2] = False
     flat["span_mask"] = span_mask_BLW(block_mask_ML, starts_word_ML, ends_word_ML, sizes.span_width)
     return {name: x.reshape(batch_size, read, *x.shape[1:]) for name, x in flat.items()}
 

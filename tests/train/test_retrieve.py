@@ -125,6 +125,22 @@ def test_a_long_question_leaves_half_of_the_sequence_to_the_block():
     assert got["token_ids"][0, 0].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("length", "ends"),
+    [(9, [4, 7]), (8, [4]), (7, [4]), (6, [4])],  # "a" ends at 4, "bcd" (b ##c ##d) at 7
+)
+def test_a_word_that_the_length_cuts_is_no_candidate(tmp_path, length, ends):
+    vocab = ["a", "b", "##c", "##d", "[UNK]", "[MASK]", "[CLS]", "[SEP]", "[PAD]"]
+    tokenizer = WordPiece.from_vocab(vocab)
+    file = write_jsonl(tmp_path / "d.jsonl", [{"title": "", "text": "a bcd"}])
+    store = build_corpus([file], tmp_path / "store", tokenizer, workers=1)
+    sizes = BeamSizes(early=1, read=1, reader_length=length, span_width=4)
+    question = np.array([0, 0], np.int32)
+    got = reader_inputs(store, tokenizer, [question], np.array([[0]]), sizes)
+    spans = np.argwhere(got["span_mask"][0, 0])
+    assert sorted({int(start + extra) for start, extra in spans}) == ends
+
+
 def test_a_beam_worked_by_hand(tmp_path):
     """Blocks [2 3 4] and [5 6], question [0 1], answers [3 4] and [7], padded to ten."""
     vocab = [*"abcdefgh", "[UNK]", "[MASK]", "[CLS]", "[SEP]", "[PAD]"]
