@@ -62,6 +62,7 @@ from orqa_jax.train.state import (
     linear_schedule,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
 
 MODEL_KIND = "question answerer"
 
@@ -442,13 +443,18 @@ def finetune(config: FinetuneConfig) -> Path:
         every=config.log_every,
     )
     order = batches(source, config, about["question_length"], first_step, steps)
-    for step, batch in enumerate(order, first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    with stop_request() as stop:
+        for step, batch in enumerate(order, first_step + 1):
+            state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -38,6 +38,7 @@ from orqa_jax.train.state import (
     linear_schedule,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
 
 MODEL_KIND = "dual encoder"
 
@@ -298,13 +299,19 @@ def pretrain(config: ICTConfig) -> Path:
         total=config.steps,
         every=config.log_every,
     )
-    for step, batch in enumerate(batches(store, tokenizer, config, first_step), first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    order = batches(store, tokenizer, config, first_step)
+    with stop_request() as stop:
+        for step, batch in enumerate(order, first_step + 1):
+            state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import signal
 from collections import Counter
 
 import jax
@@ -16,6 +17,7 @@ from tiny_world import (
     metrics_of,
     questions,
     run_and_kill,
+    run_and_signal,
     trained_run,
     vocabulary,
     world,
@@ -332,7 +334,7 @@ def two_phase_run(tmp_path_factory):
 
 def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
     config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
-    run_and_kill("finetune", config, at_step=3)
+    run_and_kill(config, at_step=3)
     assert not (tmp_path / "model").exists()
     finetune(config)
     weights = "model/weights.safetensors"
@@ -351,6 +353,16 @@ def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
     (tmp_path / "model").rename(tmp_path / "gone too")
     with pytest.raises(OrqaError, match=r"reader_beam was 3 and is 2"):
         finetune(dataclasses.replace(config, reader_beam=2))
+
+
+def test_ctrl_c_saves_the_step(two_phase_run, tmp_path):
+    config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
+    stopped = run_and_signal(config, at_step=3, number=signal.SIGINT)
+    assert stopped.returncode == 130, stopped.stderr
+    assert (tmp_path / "checkpoints" / "steps" / "3").exists()
+    finetune(config)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / weights).read_bytes() == (two_phase_run / weights).read_bytes()
 
 
 def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):
