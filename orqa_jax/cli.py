@@ -93,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
+    data = command("data", _data, "convert a published dataset to question-answer pairs")
+    data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
+    data.add_argument("files", nargs="*", type=Path, help="its files (without: from TFDS)")
+    data.add_argument("--split", choices=("train", "dev", "test"), help="check the published count")
+    data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
+    data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
@@ -160,6 +167,15 @@ def _corpus(options: argparse.Namespace) -> None:
         max_wordpieces=options.max_wordpieces,
         workers=options.workers,
     )
+
+
+def _data(options: argparse.Namespace) -> None:
+    from orqa_jax.qa.datasets import load_dataset
+    from orqa_jax.qa.examples import save_examples
+
+    examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
 
 
 def _ict(arguments: Sequence[str]) -> None:

@@ -486,8 +486,8 @@ def log_answers(source: BeamSource) -> None:
 
 
 def fingerprint_examples(examples: Sequence[Example]) -> str:
-    """sha256 over the questions and answers in their order."""
+    """sha256 over the questions, answers and their match modes in their order."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(repr((example.id, example.question, example.answers)).encode())
+        digest.update(repr(example).encode())
     return digest.hexdigest()
