@@ -151,6 +151,11 @@ def _warn_of_slow(pattern: str) -> None:
     )
 
 
+def match_tokens(text: str) -> list[str]:
+    """The tokens that mode "token" compares: words and single marks, NFD, in lower case."""
+    return _TOKEN.findall(_fold(text))
+
+
 def _fold(text: str) -> str:
     # Whether a Greek sigma is final depends on what follows the token.
     return unicodedata.normalize("NFD", text).lower().replace("ς", "σ")
@@ -159,7 +164,7 @@ def _fold(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _token_pattern(answers: tuple[str, ...]) -> regex.Pattern[str] | None:
     """A pattern that matches in a folded text where the tokens of one answer stand in a row."""
-    rows = {tuple(_TOKEN.findall(_fold(answer))) for answer in answers if normalize_answer(answer)}
+    rows = {tuple(match_tokens(answer)) for answer in answers if normalize_answer(answer)}
     rows.discard(())
     if not rows:
         return None
