@@ -9,7 +9,7 @@ import logging
 import re
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import bm25s
@@ -42,6 +42,19 @@ class BM25Index:
         return int(self._scorer.scores["num_docs"])
 
     @classmethod
+    def of_texts(cls, texts: Iterable[str], *, k1: float = 0.9, b: float = 0.4) -> "BM25Index":
+        """An index in memory; text i has the id i. For `k1` and `b` see `build`."""
+        # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
+        vocabulary = {"": 0}
+        ids = [
+            [vocabulary.setdefault(term, len(vocabulary)) for term in terms(text)] for text in texts
+        ]
+        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
+        with np.errstate(invalid="ignore"):  # without any word the mean length is 0
+            scorer.index((ids, vocabulary), show_progress=False)
+        return cls(scorer)
+
+    @classmethod
     def build(
         cls, store: BlockStore, folder: Path, *, k1: float = 0.9, b: float = 0.4
     ) -> "BM25Index":
@@ -53,22 +66,9 @@ class BM25Index:
           k1: how slowly repeated words saturate; 0.9 is customary for passages.
           b: how much long blocks are discounted, from 0 to 1.
         """
-        # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
-        vocabulary = {"": 0}
-        ids = [
-            [vocabulary.setdefault(term, len(vocabulary)) for term in terms(title_and_text)]
-            for title_and_text in tqdm(
-                (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store))),
-                total=len(store),
-                desc="BM25",
-                unit=" blocks",
-                disable=None,
-            )
-        ]
-        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
-        with np.errstate(invalid="ignore"):  # without any word the mean length is 0
-            scorer.index((ids, vocabulary), show_progress=False)
-
+        texts = (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store)))
+        shown = tqdm(texts, total=len(store), desc="BM25", unit=" blocks", disable=None)
+        scorer = cls.of_texts(shown, k1=k1, b=b)._scorer
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         scorer.save(partial, show_progress=False)
@@ -82,7 +82,8 @@ class BM25Index:
         write_json(partial / NAME, manifest)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        log.info("%s: %d blocks, %d different words", folder, len(store), len(vocabulary) - 1)
+        words = len(scorer.vocab_dict) - 1
+        log.info("%s: %d blocks, %d different words", folder, len(store), words)
         return cls.open(folder, corpus_fingerprint=store.fingerprint)
 
     @classmethod

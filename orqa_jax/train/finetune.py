@@ -63,6 +63,7 @@ from orqa_jax.train.state import (
     make_optimizer,
 )
 from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
 
 MODEL_KIND = "question answerer"
 
@@ -103,6 +104,7 @@ class FinetuneConfig:
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       log_every: Steps between two lines of metrics.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -131,6 +133,7 @@ class FinetuneConfig:
     seed: int = 0
     checkpoint_every: int = 50
     log_every: int = 10
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -272,6 +275,7 @@ def orqa_loss(
         "early_loss": mean_of(-early_B, early_signal_B),
         "reading_loss": mean_of(-reading_R, reading_signal_R),
         "no_signal": mean_of(~(early_signal_B | readable_B)),
+        "steps_with_signal": mean_of(jnp.any(early_signal_B | readable_B)),
         "recall@5": mean_of(early_signal_B & (first_correct_B < 5)),
         "span_in_beam": mean_of(readable_B),
         "span_not_read": (mean_of(readable_B)[0] - mean_of(reading_signal_R)[0], count),
@@ -304,17 +308,21 @@ def make_step(
     source: BeamSource,
     mesh: Mesh,
     retrieval: str,
-) -> Any:
-    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up."""
+) -> tuple[Any, Any]:
+    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
+
+    Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
+    """
     step = functools.partial(
         train_step,
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
     )
-    compiled = jax.jit(step, donate_argnums=0)
     if retrieval == "callback":
-        return lambda state, batch, key: compiled(state, batch, None, key)
+        inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
+        return inside, inside.trace
+    compiled = jax.jit(step, donate_argnums=0)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
     def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
@@ -326,7 +334,14 @@ def make_step(
         beam = fetch_by_device(source, batch["rows"], question_BP)
         return compiled(state, batch, place_batch(mesh, beam), key)
 
-    return two_phase
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        question_BP = jax.eval_shape(first_phase, state, batch, key)
+        shapes = source.shapes(*question_BP.shape)
+        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return compiled.trace(state, batch, beam, key)
+
+    return two_phase, trace
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -433,7 +448,7 @@ def finetune(config: FinetuneConfig) -> Path:
     state = jax.device_put(state, tree_shardings(mesh, state))
     checkpoints = Checkpoints(out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function = make_step(models, optimizer, source, mesh, config.retrieval)
+    step_function, trace = make_step(models, optimizer, source, mesh, config.retrieval)
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -441,11 +456,15 @@ def finetune(config: FinetuneConfig) -> Path:
         first_step=first_step,
         total=steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
+    costs = StepCosts("finetune", mesh, config.batch_size, trace)
     order = batches(source, config, about["question_length"], first_step, steps)
     with stop_request() as stop:
-        for step, batch in enumerate(order, first_step + 1):
-            state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
+        for step, batch in enumerate(profiled(order, config.profile), first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
             log.add(step, metrics)
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == steps or stopping:

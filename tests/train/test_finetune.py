@@ -277,7 +277,7 @@ def step(retriever, source):
     @functools.cache
     def step_function(devices, retrieval):
         mesh = make_mesh(jax.devices()[:devices])
-        return mesh, make_step(models, optimizer, source, mesh, retrieval)
+        return mesh, make_step(models, optimizer, source, mesh, retrieval)[0]
 
     def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21)):
         mesh, function = step_function(devices, retrieval)
