@@ -128,6 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_system(predict)
 
+    align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
+    align.add_argument(
+        "--format",
+        choices=("selqa", "wikiqa", "yahoo", "arc", "science", "evidence"),
+        required=True,
+        help="of the files",
+    )
+    align.add_argument("--dev", nargs="+", type=Path, required=True, help="files to tune on")
+    align.add_argument("--test", nargs="+", type=Path, required=True, help="files to measure on")
+    align.add_argument("--run", type=Path, help="corpus/ and bm25/, to find evidence in")
+    align.add_argument("--vectors", default="", help="GloVe text file (the installed package)")
+    align.add_argument(
+        "--raw-vectors", action="store_true", help="keep the directions that all words share"
+    )
+
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument(
         "predictions",
@@ -309,6 +324,20 @@ def _predict(options: argparse.Namespace) -> None:
     answerer = load_answerer(options.run, system=options.system)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
+
+
+def _align(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.alignment.evaluate import compare_files, format_comparison
+
+    found = compare_files(
+        options.format,
+        options.dev,
+        options.test,
+        vectors=options.vectors,
+        remove_common=not options.raw_vectors,
+        run=options.run,
+    )
+    print(format_comparison(found))
 
 
 def _eval(options: argparse.Namespace) -> None:
