@@ -50,11 +50,17 @@ def imported_distributions(*folders):
 
 def test_imports_and_declared_requirements_are_the_same():
     declared = set(setup_requirements("options", "install_requires"))
-    assert imported_distributions("orqa_jax", "experiments") == declared
+    optional = set(setup_requirements("options.extras_require", "scann"))
+    assert imported_distributions("orqa_jax", "experiments") == declared | optional
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [("options", "install_requires"), ("options.extras_require", "dev")]
+    ("section", "key"),
+    [
+        ("options", "install_requires"),
+        ("options.extras_require", "dev"),
+        ("options.extras_require", "scann"),
+    ],
 )
 def test_pins_satisfy_the_declared_bounds_and_are_complete(section, key):
     pinned = pins()
