@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
+    answers = command("answers", _answers, "count the questions that a corpus can answer at all")
+    answers.add_argument("corpus", type=Path, help="block store")
+    answers.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
+    answers.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
@@ -181,6 +186,19 @@ def _corpus(options: argparse.Namespace) -> None:
         max_wordpieces=options.max_wordpieces,
         workers=options.workers,
     )
+
+
+def _answers(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.statistics import answer_statistics, format_statistics
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.examples import load_examples
+
+    examples = load_examples(options.questions)
+    found = answer_statistics(BlockStore(options.corpus), [x.answers for x in examples])
+    if options.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        print(format_statistics(found))
 
 
 def _ict(arguments: Sequence[str]) -> None:
