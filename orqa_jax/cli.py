@@ -87,11 +87,19 @@ def _parser() -> argparse.ArgumentParser:
     corpus = command("corpus", _corpus, "cut documents into blocks of evidence")
     corpus.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="files or folders")
     corpus.add_argument("--out", type=Path, required=True, help="folder of the new block store")
+    corpus.add_argument("--encoder", type=Path, help="folder of the BERT whose tokenizer is used")
     corpus.add_argument(
-        "--encoder", type=Path, required=True, help="folder of the BERT whose tokenizer is used"
+        "--append",
+        action="store_true",
+        help="add the documents to the finished store --out, with the tokenizer it has",
     )
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
+
+    answers = command("answers", _answers, "count the questions that a corpus can answer at all")
+    answers.add_argument("corpus", type=Path, help="block store")
+    answers.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
+    answers.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     data = command("data", _data, "convert a published dataset to question-answer pairs")
     data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
@@ -104,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
     _add_run(index)
+    _add_search(index)
 
     command(
         "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
@@ -118,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="read from standard input where none is given",
     )
     _add_system(ask)
+    _add_search(ask)
     ask.add_argument("--json", action="store_true", help="print one JSON object for each question")
 
     predict = command("predict", _predict, "answer a file of questions")
@@ -127,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="JSONL file of predictions to write"
     )
     _add_system(predict)
+    _add_search(predict)
 
     align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
     align.add_argument(
@@ -215,10 +226,25 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--search",
+        choices=("exact", "bfloat16", "int8", "scann"),
+        default="exact",
+        help="how block vectors are searched: exact (default), the same from fewer bits, or most "
+        "of it much faster by ScaNN; `orqa index` has to have prepared it",
+    )
+
+
 def _corpus(options: argparse.Namespace) -> None:
-    from orqa_jax.corpus.build import build_corpus
+    from orqa_jax.corpus.build import append_to_corpus, build_corpus
     from orqa_jax.text.wordpiece import WordPiece
 
+    if options.append:
+        append_to_corpus(options.sources, options.out, workers=options.workers)
+        return
+    if options.encoder is None:
+        raise OrqaError("A new corpus needs --encoder, the folder of the BERT that will read it.")
     build_corpus(
         options.sources,
         options.out,
@@ -226,6 +252,19 @@ def _corpus(options: argparse.Namespace) -> None:
         max_wordpieces=options.max_wordpieces,
         workers=options.workers,
     )
+
+
+def _answers(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.statistics import answer_statistics, format_statistics
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.examples import load_examples
+
+    examples = load_examples(options.questions)
+    found = answer_statistics(BlockStore(options.corpus), [x.answers for x in examples])
+    if options.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        print(format_statistics(found))
 
 
 def _data(options: argparse.Namespace) -> None:
@@ -253,9 +292,13 @@ def _index(options: argparse.Namespace) -> None:
     _start_jax()
     run = options.run
     BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
-    retriever = str(run / "ict" / "model")
     encode_corpus(
-        EncodeConfig(corpus=str(run / "corpus"), retriever=retriever, out=str(run / "index"))
+        EncodeConfig(
+            corpus=str(run / "corpus"),
+            retriever=str(run / "ict" / "model"),
+            out=str(run / "index"),
+            search=options.search,
+        )
     )
 
 
@@ -305,7 +348,7 @@ def _ask(options: argparse.Namespace) -> None:
     from orqa_jax.predict import load_answerer
 
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system)
+    answerer = load_answerer(options.run, system=options.system, search=options.search)
     color = sys.stdout.isatty()
     questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
@@ -321,7 +364,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system)
+    answerer = load_answerer(options.run, system=options.system, search=options.search)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
 

@@ -20,9 +20,10 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.eval.evaluate import format_table
 from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.manifest import write_json
+from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.qa.examples import Example, load_examples
@@ -119,7 +120,7 @@ class DenseRetriever:
         self,
         model: DualEncoder,
         params: Params,
-        index: ExactIndex,
+        index: Index[np.ndarray],
         tokenizer: WordPiece,
         question_length: int,
     ) -> None:
@@ -312,7 +313,7 @@ class Answerer:
         return tuple(chosen)
 
 
-def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
+def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:
     """Opens what a run folder holds: ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
 
     Args:
@@ -320,13 +321,14 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
       system: "orqa" is the fine-tuned whole; "zero_shot" is what fine-tuning started from, the
         question tower as ICT left it and a reader that has learned nothing; "bm25" retrieves by
         BM25 and reads with the fine-tuned reader.
+      search: How block vectors are searched; see ``orqa_jax.index.dense``.
 
     Raises:
       OrqaError: A part is missing, or parts do not belong together.
     """
     store = BlockStore(run / "corpus")
     about, params, tokenizer = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
-    if about["corpus_fingerprint"] != store.fingerprint:
+    if about["corpus_fingerprint"] not in (store.fingerprint, *store.earlier):
         raise OrqaError(
             f"The model in {run / 'finetune'} was trained on corpus "
             f"{about['corpus_fingerprint'][:16]}, but {run / 'corpus'} is "
@@ -349,16 +351,19 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
         retriever = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
         retrieval_weight = read_bm25_weight(run)
     elif system in ("orqa", "zero_shot"):
-        vectors_NP = open_embeddings(
-            run / "index",
-            corpus_fingerprint=store.fingerprint,
-            weights_fingerprint=about["retriever_fingerprint"],
+        fingerprints = {
+            "corpus_fingerprint": store.fingerprint,
+            "weights_fingerprint": about["retriever_fingerprint"],
+        }
+        vectors_NP = open_embeddings(run / "index", **fingerprints)
+        index = open_search(
+            run / "index", vectors_NP, search, **fingerprints, mesh=accelerator_mesh()
         )
         model = DualEncoder(retriever_config_from_dict(about["retriever"]))
         retriever = DenseRetriever(
             model,
             params["retriever"],
-            ExactIndex(vectors_NP, mesh=accelerator_mesh()),
+            index,
             tokenizer,
             about["question_length"],
         )

@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
@@ -99,6 +99,8 @@ class FinetuneConfig:
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
+      search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
+        faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
@@ -128,6 +130,7 @@ class FinetuneConfig:
     reader_layers: int = 0
     frozen_layers: int = 0
     dropout: float = 0.1
+    search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
@@ -376,14 +379,15 @@ def open_source(
     Raises:
       OrqaError: The embeddings are missing, or of another corpus or retriever.
     """
-    vectors_NP = open_embeddings(
-        Path(config.index),
-        corpus_fingerprint=store.fingerprint,
-        weights_fingerprint=weights_fingerprint,
-    )
+    fingerprints = {
+        "corpus_fingerprint": store.fingerprint,
+        "weights_fingerprint": weights_fingerprint,
+    }
+    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
     # A callback must not call jax, and the rows of a process must not wait for those of others.
     on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
-    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
+    mesh = accelerator_mesh() if on_devices else None
+    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
     sizes = BeamSizes(
         early=config.early_update_beam,
         read=config.reader_beam,
