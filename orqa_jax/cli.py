@@ -128,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         "--corpus", type=Path, help="block store, for recall (the one predicted from)"
     )
     evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    copy = command("copy", _copy, "copy a file or folder from or to an object store")
+    copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
+    copy.add_argument("target", help="path or URL; newer files there stay")
     return parser
 
 
@@ -260,6 +264,12 @@ def _eval(options: argparse.Namespace) -> None:
         print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
     else:
         print(format_table({options.predictions.stem: found}))
+
+
+def _copy(options: argparse.Namespace) -> None:
+    from orqa_jax.storage import copy
+
+    copy(options.source, options.target)
 
 
 def _start_jax() -> None:
