@@ -93,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
+    data = command("data", _data, "convert a published dataset to question-answer pairs")
+    data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
+    data.add_argument("files", nargs="*", type=Path, help="its files (without: from TFDS)")
+    data.add_argument("--split", choices=("train", "dev", "test"), help="check the published count")
+    data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
+    data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
@@ -121,13 +128,63 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_system(predict)
 
-    evaluate = command("eval", _eval, "score predictions, with confidence intervals")
-    evaluate.add_argument("predictions", type=Path, help="JSONL file that `orqa predict` wrote")
-    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
-    evaluate.add_argument(
-        "--corpus", type=Path, help="block store, for recall (the one predicted from)"
+    align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
+    align.add_argument(
+        "--format",
+        choices=("selqa", "wikiqa", "yahoo", "arc", "science", "evidence"),
+        required=True,
+        help="of the files",
     )
+    align.add_argument("--dev", nargs="+", type=Path, required=True, help="files to tune on")
+    align.add_argument("--test", nargs="+", type=Path, required=True, help="files to measure on")
+    align.add_argument("--run", type=Path, help="corpus/ and bm25/, to find evidence in")
+    align.add_argument("--vectors", default="", help="GloVe text file (the installed package)")
+    align.add_argument(
+        "--raw-vectors", action="store_true", help="keep the directions that all words share"
+    )
+
+    evaluate = command("eval", _eval, "score predictions, with confidence intervals")
+    evaluate.add_argument(
+        "predictions",
+        type=Path,
+        help="what `orqa predict` wrote, or predictions in the format of NQ-open (JSONL), SQuAD "
+        "(JSON), or DPR's retriever or reader (JSON)",
+    )
+    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    evaluate.add_argument(
+        "--details",
+        type=Path,
+        metavar="FILE",
+        help="write what was found out about each question (JSONL), and print every table: what "
+        "went wrong, by kind of question, calibration",
+    )
+    evaluate.add_argument(
+        "--train", type=Path, help="training pairs, for a table by frequency of the answer"
+    )
+    evaluate.add_argument(
+        "--dev",
+        type=Path,
+        nargs=2,
+        metavar=("PREDICTIONS", "REFERENCES"),
+        help="other questions, to calibrate the confidence and choose when to abstain",
+    )
+    evaluate.add_argument(
+        "--wrong-cost",
+        type=float,
+        default=1.0,
+        help="what a wrong answer costs, if a right one earns 1 and none nothing (1)",
+    )
+
+    compare = command(
+        "compare", _compare, "test two systems against each other on one question set"
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="predictions, as for `orqa eval`")
+    compare.add_argument("b", type=Path, metavar="B", help="predictions of the other system")
+    compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(compare)
+    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     copy = command("copy", _copy, "copy a file or folder from or to an object store")
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
@@ -141,6 +198,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         help="folder with corpus/, ict/, index/, bm25/, finetune/",
+    )
+
+
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--corpus", type=Path, help="block store, for recall (the one predicted from)"
+    )
+    parser.add_argument(
+        "--beam", type=int, help="blocks that were read, K (as the predictions say, or 5)"
     )
 
 
@@ -164,6 +230,15 @@ def _corpus(options: argparse.Namespace) -> None:
         max_wordpieces=options.max_wordpieces,
         workers=options.workers,
     )
+
+
+def _data(options: argparse.Namespace) -> None:
+    from orqa_jax.qa.datasets import load_dataset
+    from orqa_jax.qa.examples import save_examples
+
+    examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
 
 
 def _ict(arguments: Sequence[str]) -> None:
@@ -255,15 +330,64 @@ def _predict(options: argparse.Namespace) -> None:
     predict_file(answerer, options.questions, options.out, about=about)
 
 
+def _align(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.alignment.evaluate import compare_files, format_comparison
+
+    found = compare_files(
+        options.format,
+        options.dev,
+        options.test,
+        vectors=options.vectors,
+        remove_common=not options.raw_vectors,
+        run=options.run,
+    )
+    print(format_comparison(found))
+
+
 def _eval(options: argparse.Namespace) -> None:
     from orqa_jax.eval.evaluate import format_table
-    from orqa_jax.predict import evaluate_file
+    from orqa_jax.eval.judge import write_details
+    from orqa_jax.report.files import evaluate_file, judge_file
+    from orqa_jax.report.tables import system_tables
 
-    found = evaluate_file(options.predictions, options.references, corpus=options.corpus).intervals
+    predictions, references, corpus = options.predictions, options.references, options.corpus
+    if not (options.details or options.train or options.dev):
+        found = evaluate_file(predictions, references, corpus=corpus).intervals
+        if options.json:
+            print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+        else:
+            print(format_table({predictions.stem: found}))
+        return
+    judged = judge_file(
+        predictions, references, corpus=corpus, beam=options.beam, train=options.train
+    )
+    dev = judge_file(*options.dev, corpus=corpus, beam=options.beam) if options.dev else None
+    if options.details:
+        write_details(options.details, judged)
+    tables = system_tables(predictions.stem, judged, dev, wrong_cost=options.wrong_cost)
     if options.json:
-        print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+        print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
     else:
-        print(format_table({options.predictions.stem: found}))
+        print("\n".join(table.to_markdown() for table in tables), end="")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from orqa_jax.eval.analysis import compare
+    from orqa_jax.report.files import judge_file
+    from orqa_jax.report.tables import comparison_table
+
+    a, b = (
+        judge_file(path, options.references, corpus=options.corpus, beam=options.beam)
+        for path in (options.a, options.b)
+    )
+    if options.json:
+        found = {name: dataclasses.asdict(value) for name, value in compare(a, b).items()}
+        print(json.dumps(found))
+    else:
+        name_a, name_b = options.a.stem, options.b.stem
+        if name_a == name_b:
+            name_a, name_b = str(options.a), str(options.b)
+        print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
 
 
 def _copy(options: argparse.Namespace) -> None:
@@ -305,3 +429,7 @@ def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
 
 def _bold(text: str, color: bool, plain: str = "") -> str:
     return f"\x1b[1;32m{text}\x1b[0m" if color else f"{plain}{text}{plain}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,7 +18,7 @@ FLOORS = {
     **dict.fromkeys(["corpus", "qa"], 2),
     **dict.fromkeys(["models", "losses"], 3),
     **dict.fromkeys(["index"], 4),
-    **dict.fromkeys(["train"], 5),
+    **dict.fromkeys(["train", "report"], 5),
     **dict.fromkeys(["predict"], 6),
     **dict.fromkeys(["baselines"], 7),
     **dict.fromkeys(["cli", "serve"], 8),

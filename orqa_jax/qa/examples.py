@@ -8,26 +8,30 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.jsonl import read_jsonl, record_id
 
+Match = Literal["string", "regex"]
+
 
 @dataclass(frozen=True)
 class Example:
-    """A question and the strings that answer it."""
+    """A question and what answers it: strings, or regular expressions where `match` says so."""
 
     id: str
     question: str
     answers: tuple[str, ...]
+    match: Match = "string"
 
 
 def load_examples(path: str | os.PathLike[str], *, answers_needed: bool = True) -> list[Example]:
     """Reads question-answer pairs: plain JSONL, or .gz, .bz2 or .xz.
 
     Keys: `question`; `answer` (a string or a list of strings) or `answers`; optional `id`, by
-    default the line number. Other keys are ignored, blank answers among others are dropped. A
+    default the line number; optional `match`, "string" by default, or "regex" where the answers
+    are regular expressions. Other keys are ignored, blank answers among others are dropped. A
     file of questions to be answered needs no answers, and those it has are left unread.
 
     Raises:
@@ -57,6 +61,8 @@ def save_examples(path: str | os.PathLike[str], examples: Iterable[Example]) -> 
         with written.open("w", encoding="utf-8") as file:
             for e in examples:
                 record = {"id": e.id, "question": e.question, "answer": e.answers}
+                if e.match != "string":
+                    record["match"] = e.match
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         os.replace(written, path)
 
@@ -81,4 +87,7 @@ def _parse(where: str, record: dict[str, Any], answers_needed: bool) -> Example:
     answers = tuple(answer for answer in answers if answer.strip())
     if not answers:
         raise OrqaError(f"{where} needs at least one answer that is not blank.")
-    return Example(record_id(where, record, default=line_number), question, answers)
+    match = record.get("match", "string")
+    if match not in get_args(Match):
+        raise OrqaError(f'{where} needs \'match\' to be "string" or "regex", not {match!r}.')
+    return Example(record_id(where, record, default=line_number), question, answers, match)

@@ -39,6 +39,7 @@ from orqa_jax.train.state import (
     linear_schedule,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
 from orqa_jax.train.watch import StepCosts, profiled
 from orqa_jax.train.watch_recall import sample_recall, watch_recall
 
@@ -319,17 +320,22 @@ def pretrain(config: ICTConfig) -> Path:
             block_length=config.block_length,
         )
     order = profiled(batches(store, tokenizer, config, first_step), config.profile)
-    for step, batch in enumerate(order, first_step + 1):
-        placed = place_batch(mesh, batch)
-        log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
-        state, metrics = step_function(state, placed, dropout_key)
-        if config.watch_questions and step % config.watch_every == 0:
-            metrics |= watch_recall(state.params, model, mesh, sample)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    with stop_request() as stop:
+        for step, batch in enumerate(order, first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            if config.watch_questions and step % config.watch_every == 0:
+                metrics |= watch_recall(state.params, model, mesh, sample)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -14,7 +14,6 @@ from orqa_jax.corpus.build import build_corpus
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 
 pytest.importorskip("apache_beam", reason="apache-beam needs an environment of its own")
@@ -151,23 +150,15 @@ def test_everything_may_be_in_an_object_store(bucket, tmp_path, small_pieces):
     with pytest.raises(OrqaError, match="is a corpus already"):
         beam.build_with_beam(["bucket://in/*.jsonl*"], "bucket://out/corpus", TOKENIZER)
 
-    questions = write(bucket / "questions.jsonl", QUESTIONS)
-    beam.find_answers_with_beam(
-        "bucket://out/corpus", "bucket://questions.jsonl", "bucket://out/answers.jsonl"
-    )
-    check_answers(bucket / "out" / "answers.jsonl", local, questions)
+    beam.find_answers_with_beam("bucket://out/corpus", QUESTIONS, "bucket://out/answers.jsonl")
+    check_answers(bucket / "out" / "answers.jsonl", local)
 
 
-QUESTIONS = [
-    {"id": "a", "question": "Which?", "answer": ["7", "Owl 31"]},
-    {"id": "b", "question": "What?", "answer": "Owls hunt at night"},
-    {"id": "c", "question": "Who?", "answer": "night owls"},
-]
+QUESTIONS = {"a": ["7", "Owl 31"], "b": ["Owls hunt at night"], "c": ["night owls"]}
 
 
-def check_answers(path: Path, store: BlockStore, questions: Path) -> None:
-    examples = load_examples(questions)
-    answers = [[e.ids for e in TOKENIZER.encode(list(x.answers))] for x in examples]
+def check_answers(path: Path, store: BlockStore) -> None:
+    answers = [[e.ids for e in TOKENIZER.encode(texts)] for texts in QUESTIONS.values()]
     expected = answer_postings(store, answers, TOKENIZER.continues_word)
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c"]
@@ -180,10 +171,9 @@ def test_answers_are_where_the_local_scan_finds_them(tmp_path, small_pieces):
     source = write(tmp_path / "docs.jsonl", documents(80))
     store = build_corpus([source], tmp_path / "corpus", TOKENIZER, max_wordpieces=64, workers=1)
     assert len(store.shards) > 1
-    questions = write(tmp_path / "questions.jsonl", QUESTIONS)
     out = tmp_path / "answers.jsonl"
-    beam.find_answers_with_beam(str(store.folder), str(questions), str(out))
-    check_answers(out, store, questions)
+    beam.find_answers_with_beam(str(store.folder), QUESTIONS, str(out))
+    check_answers(out, store)
     assert not list(tmp_path.glob("*.partial*"))
 
 
@@ -226,11 +216,17 @@ def test_the_command_line_with_workers_in_other_processes(tmp_path):
     source = write(tmp_path / "docs.jsonl", documents(50))
     TOKENIZER.save(tmp_path / "encoder")
     local = build_corpus([source], tmp_path / "local", TOKENIZER, max_wordpieces=32, workers=1)
-    command = [sys.executable, "-m", "orqa_jax.corpus.beam"]
+    command = [sys.executable, "-m", "experiments.beam"]
     blocks = ["blocks", source, "--out", tmp_path / "out", "--encoder", tmp_path / "encoder"]
     options = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     subprocess.run([*command, *blocks, "--max-wordpieces", "32", *options], check=True)
     same_stores(tmp_path / "out", local)
+
+    lines = [{"id": k, "question": "Which?", "answer": v} for k, v in QUESTIONS.items()]
+    questions, found = write(tmp_path / "questions.jsonl", lines), tmp_path / "answers.jsonl"
+    answers = ["answers", tmp_path / "out", "--questions", questions, "--out", found]
+    subprocess.run([*command, *answers], check=True)
+    check_answers(found, local)
     again = subprocess.run([*command, *blocks], capture_output=True, text=True)
     assert again.returncode == 2
     assert "is a corpus already" in again.stderr
