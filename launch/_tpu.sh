@@ -70,9 +70,10 @@ state() {
 
 create() {
   [[ $type ]] || fail "--type is needed to ask for a slice, such as v5litepod-16."
-  local version=${version:-$(default_version)}
+  local runtime
+  runtime=${version:-$(default_version)}
   run_command gcloud compute tpus queued-resources create "$name" "${where[@]}" \
-    --node-id="$name" --accelerator-type="$type" --runtime-version="$version" ${spot:+--spot}
+    --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" ${spot:+--spot}
 }
 
 delete() {
@@ -114,7 +115,7 @@ install() {
   run_command git -C "$root" archive --format=tar.gz --output="$archive" HEAD &&
     run_command gcloud compute tpus tpu-vm scp "$archive" "$name:orqa.tar.gz" "${where[@]}" \
       --worker=all &&
-    on_all_hosts 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa && orqa/launch/_install.sh tpu,gcs'
+    on_all_hosts 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa && orqa/launch/host_install.sh tpu,gcs'
   local status=$?
   rm -r -- "$(dirname -- "$archive")"
   return "$status"
@@ -127,7 +128,7 @@ run_until_finished() {
   local command=$1 result=$run/$2 failures=0 remote
   printf -v remote ' %q' "$command" "$run" "${settings[@]}"
   # One at a time: after a lost connection the first may still be running.
-  remote="flock orqa.lock env JAX_NUM_PROCESSES=auto orqa/launch/_host.sh$remote >>orqa.log 2>&1"
+  remote="flock orqa.lock env JAX_NUM_PROCESSES=auto orqa/launch/host_run.sh$remote >>orqa.log 2>&1"
   while true; do
     ensure_active
     { install && on_all_hosts "$remote"; } || true

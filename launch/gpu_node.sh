@@ -25,10 +25,10 @@ if (($# < 2)); then
 fi
 run=$2
 [[ $run == *://* ]] || run=$(realpath -m -- "$run")
-run_command "$root/launch/_install.sh" cuda,gcs
+run_command "$root/launch/host_install.sh" cuda,gcs
 for ((failures = 1; failures <= most_failures; failures++)); do
   status=0
-  run_command "$root/launch/_host.sh" "$1" "$run" "${@:3}" || status=$?
+  run_command "$root/launch/host_run.sh" "$1" "$run" "${@:3}" || status=$?
   case $status in
     0 | 2 | 75 | 130) exit "$status" ;; # finished, refused, stopped
   esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command of orqa for a run, on this host; several hosts run it at the same time.
-#   _host.sh ict|index|finetune RUN [settings of the command]
+#   host_run.sh ict|index|finetune RUN [settings of the command]
 # RUN is a run folder that all hosts see, or the URL of one (gs://BUCKET/RUN). From a URL the inputs
 # are copied to this host (to $ORQA_DISK), checkpoints are written there by themselves, and the rest
 # of the results is copied there every few minutes and at the end.
