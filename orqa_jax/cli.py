@@ -196,6 +196,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     _add_corpus(compare)
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    copy = command("copy", _copy, "copy a file or folder from or to an object store")
+    copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
+    copy.add_argument("target", help="path or URL; newer files there stay")
     return parser
 
 
@@ -427,6 +431,12 @@ def _compare(options: argparse.Namespace) -> None:
         if name_a == name_b:
             name_a, name_b = str(options.a), str(options.b)
         print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
+
+
+def _copy(options: argparse.Namespace) -> None:
+    from orqa_jax.storage import copy
+
+    copy(options.source, options.target)
 
 
 def _start_jax() -> None:

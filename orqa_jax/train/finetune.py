@@ -105,6 +105,8 @@ class FinetuneConfig:
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
       profile: Folder for a trace of a few steps; "" for none.
     """
@@ -135,6 +137,7 @@ class FinetuneConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 50
+    checkpoints: str = ""
     log_every: int = 10
     profile: str = ""
 
@@ -450,7 +453,7 @@ def finetune(config: FinetuneConfig) -> Path:
     )
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function, trace = make_step(models, optimizer, source, mesh, config.retrieval)
     first_step = int(state.step)

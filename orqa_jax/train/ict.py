@@ -71,6 +71,8 @@ class ICTConfig:
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
       watch_questions: JSONL file of question-answer pairs, for zero-shot recall on a sample of the
         corpus, beside BM25, in the metrics; "" for none.
@@ -99,6 +101,7 @@ class ICTConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 100
+    checkpoints: str = ""
     log_every: int = 10
     watch_questions: str = ""
     watch_every: int = 100
@@ -296,7 +299,7 @@ def pretrain(config: ICTConfig) -> Path:
     params = init_dual_encoder(retriever_config, params_key, bert_params)
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function = jax.jit(
         functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
