@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 # A token is a run of letters, digits and marks, or one other visible character.
 _WORD = r"[\p{L}\p{N}\p{M}]"
 _TOKEN = regex.compile(rf"{_WORD}+|[^\p{{Z}}\p{{C}}]")
+# The same of ASCII text, in less than half the time.
+_ASCII_TOKEN = re.compile(r"[0-9a-zA-Z]+|[!-~]")
 _IS_WORD = regex.compile(_WORD)
 _GAP = r"[\p{Z}\p{C}]"
 
@@ -51,6 +54,7 @@ def texts_with_answer(
     texts: Sequence[str], answers: Sequence[str], mode: Mode = "token"
 ) -> npt.NDArray[np.bool_]:
     """`has_answer` of many texts against the answers of one question: bool [len(texts)]."""
+    found: Iterator[bool]
     if mode == "token":
         pattern = _token_pattern(tuple(answers))
         found = (pattern is not None and bool(pattern.search(_fold(text))) for text in texts)
@@ -58,7 +62,7 @@ def texts_with_answer(
         real = [answer for answer in answers if answer.strip()]
         found = (any(answer in text for answer in real) for text in texts)
     elif mode == "regex":
-        found = iter(_texts_with_regex(texts, answers))
+        found = iter(_texts_with_regex(texts, answers).tolist())
     else:
         raise ValueError(f"mode is {mode!r}, not 'token', 'substring' or 'regex'")
     return np.fromiter(found, dtype=np.bool_, count=len(texts))
@@ -152,7 +156,8 @@ def _warn_of_slow(pattern: str) -> None:
 
 def match_tokens(text: str) -> list[str]:
     """The tokens that mode "token" compares: words and single marks, NFD, in lower case."""
-    return _TOKEN.findall(_fold(text))
+    folded = _fold(text)
+    return (_ASCII_TOKEN if folded.isascii() else _TOKEN).findall(folded)
 
 
 def _fold(text: str) -> str:
