@@ -163,6 +163,17 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     _add_corpus(compare)
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    report = command(
+        "report", _report, "one page about runs: tables, plots, questions side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
+    report.add_argument("--out", type=Path, required=True, help="folder of the report")
+    report.add_argument(
+        "--references",
+        type=Path,
+        help="question-answer pairs (those the predictions were made for)",
+    )
     return parser
 
 
@@ -339,6 +350,13 @@ def _compare(options: argparse.Namespace) -> None:
         if name_a == name_b:
             name_a, name_b = str(options.a), str(options.b)
         print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from orqa_jax.report.page import write_report
+
+    page, text = write_report(options.runs, options.out, references=options.references)
+    print(f"{page}\n{text}")
 
 
 def _start_jax() -> None:
