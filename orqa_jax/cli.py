@@ -93,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
+    data = command("data", _data, "convert a published dataset to question-answer pairs")
+    data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
+    data.add_argument("files", nargs="*", type=Path, help="its files (without: from TFDS)")
+    data.add_argument("--split", choices=("train", "dev", "test"), help="check the published count")
+    data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
+    data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
@@ -120,6 +127,21 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="JSONL file of predictions to write"
     )
     _add_system(predict)
+
+    align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
+    align.add_argument(
+        "--format",
+        choices=("selqa", "wikiqa", "yahoo", "arc", "science", "evidence"),
+        required=True,
+        help="of the files",
+    )
+    align.add_argument("--dev", nargs="+", type=Path, required=True, help="files to tune on")
+    align.add_argument("--test", nargs="+", type=Path, required=True, help="files to measure on")
+    align.add_argument("--run", type=Path, help="corpus/ and bm25/, to find evidence in")
+    align.add_argument("--vectors", default="", help="GloVe text file (the installed package)")
+    align.add_argument(
+        "--raw-vectors", action="store_true", help="keep the directions that all words share"
+    )
 
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument(
@@ -217,6 +239,15 @@ def _corpus(options: argparse.Namespace) -> None:
     )
 
 
+def _data(options: argparse.Namespace) -> None:
+    from orqa_jax.qa.datasets import load_dataset
+    from orqa_jax.qa.examples import save_examples
+
+    examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
 def _ict(arguments: Sequence[str]) -> None:
     from orqa_jax.train.ict import ICTConfig, pretrain
 
@@ -304,6 +335,20 @@ def _predict(options: argparse.Namespace) -> None:
     answerer = load_answerer(options.run, system=options.system)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
+
+
+def _align(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.alignment.evaluate import compare_files, format_comparison
+
+    found = compare_files(
+        options.format,
+        options.dev,
+        options.test,
+        vectors=options.vectors,
+        remove_common=not options.raw_vectors,
+        run=options.run,
+    )
+    print(format_comparison(found))
 
 
 def _eval(options: argparse.Namespace) -> None:

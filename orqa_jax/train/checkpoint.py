@@ -70,6 +70,8 @@ def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
 _PLACES = {"corpus", "encoder", "retriever", "index", "train", "out"}
+# How a run is watched changes nothing about what it makes.
+_WATCHING = {"profile", "watch_questions", "watch_every"}
 
 
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -79,7 +81,7 @@ def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, A
     the paths lead to.
     """
     now = json.loads(json.dumps(now))
-    keys = (before.keys() | now.keys()) - _PLACES
+    keys = (before.keys() | now.keys()) - _PLACES - _WATCHING
     changed = sorted(key for key in keys if before.get(key) != now.get(key))
     if changed:
         listed = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in changed)

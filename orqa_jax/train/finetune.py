@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
@@ -37,6 +37,7 @@ from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
 from orqa_jax.train.config import check_at_least
 from orqa_jax.train.mesh import (
+    DATA_AXIS,
     accelerator_mesh,
     check_batch_size,
     make_mesh,
@@ -49,6 +50,7 @@ from orqa_jax.train.retrieve import (
     BeamSizes,
     BeamSource,
     fetch_by_callback,
+    fetch_by_device,
     question_batch,
 )
 from orqa_jax.train.state import (
@@ -60,6 +62,8 @@ from orqa_jax.train.state import (
     linear_schedule,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
 
 MODEL_KIND = "question answerer"
 
@@ -86,6 +90,9 @@ class FinetuneConfig:
       weight_decay: Of AdamW, on all but biases and LayerNorm.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
       reader_beam: Blocks that are read, K (5 in the paper).
+      reading_share: Share of a batch's questions whose blocks are read, those with the answer in
+        their beam first. Without it a question teaches the reader nothing but costs as much, so
+        this saves most of the work at little or no loss; what was left out is in the metrics.
       reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
       max_span_wordpieces: Longest answer in wordpieces.
       span_hidden_size: Half the width of the reader's dense layer.
@@ -97,6 +104,7 @@ class FinetuneConfig:
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       log_every: Steps between two lines of metrics.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -113,6 +121,7 @@ class FinetuneConfig:
     weight_decay: float = 0.01
     early_update_beam: int = 5000
     reader_beam: int = 5
+    reading_share: float = 1.0
     reader_length: int = 320
     max_span_wordpieces: int = 10
     span_hidden_size: int = 256
@@ -124,6 +133,7 @@ class FinetuneConfig:
     seed: int = 0
     checkpoint_every: int = 50
     log_every: int = 10
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -139,6 +149,10 @@ class FinetuneConfig:
         if self.retrieval not in ("callback", "two_phase"):
             raise OrqaError(
                 f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
+            )
+        if not 0.0 < self.reading_share <= 1.0:
+            raise OrqaError(
+                f"reading_share is {self.reading_share}; it has to be above 0 and at most 1."
             )
         if not self.epochs > 0.0:
             raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
@@ -206,7 +220,7 @@ class Models:
         return question_BP
 
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
-        """Reader scores [B, K, L, W] of the spans of a beam, with dropout where a key is given."""
+        """Reader scores [R, K, L, W] of the spans of a beam, with dropout where a key is given."""
         batch_size, read, length = beam["token_ids"].shape
         flat = (
             beam[name].reshape(batch_size * read, length)
@@ -241,28 +255,33 @@ def orqa_loss(
     early_B, early_signal_B = marginal_log_likelihood(
         scores_BC, beam["early_correct"], everything_BC
     )
-    logits_BKLW = models.span_logits(params, beam, reader_key)
-    batch_size, read = logits_BKLW.shape[:2]
-    total_BKLW = logits_BKLW + scores_BC[:, :read, None, None]
+    logits_RKLW = models.span_logits(params, beam, reader_key)
+    questions_read, read = logits_RKLW.shape[:2]
+    total_RKLW = logits_RKLW + scores_BC[beam["read"], :read, None, None]
     flat = [
-        x.reshape(batch_size, -1) for x in (total_BKLW, beam["span_correct"], beam["span_mask"])
+        x.reshape(questions_read, -1) for x in (total_RKLW, beam["span_correct"], beam["span_mask"])
     ]
-    reading_B, reading_signal_B = marginal_log_likelihood(*flat)
-    loss_B = -(early_B + reading_B)
+    reading_R, reading_signal_R = marginal_log_likelihood(*flat)
 
-    best_span_B = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
-    exact_B = jnp.take_along_axis(flat[1], best_span_B[:, None], axis=1)[:, 0]
+    best_span_R = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
+    exact_R = jnp.take_along_axis(flat[1], best_span_R[:, None], axis=1)[:, 0]
     first_correct_B = jnp.argmax(beam["early_correct"], axis=1)
+    readable_B = beam["readable"]
+    count = jnp.float32(len(readable_B))
+    # A question that is not read counts in the mean like one whose beam lacks the answer.
+    total_loss = -(jnp.sum(early_B) + jnp.sum(reading_R))
     metrics = {
-        "loss": mean_of(loss_B),
+        "loss": (total_loss, count),
         "early_loss": mean_of(-early_B, early_signal_B),
-        "reading_loss": mean_of(-reading_B, reading_signal_B),
-        "no_signal": mean_of(~(early_signal_B | reading_signal_B)),
+        "reading_loss": mean_of(-reading_R, reading_signal_R),
+        "no_signal": mean_of(~(early_signal_B | readable_B)),
+        "steps_with_signal": mean_of(jnp.any(early_signal_B | readable_B)),
         "recall@5": mean_of(early_signal_B & (first_correct_B < 5)),
-        "span_in_beam": mean_of(reading_signal_B),
-        "exact_span": mean_of(exact_B),
+        "span_in_beam": mean_of(readable_B),
+        "span_not_read": (mean_of(readable_B)[0] - mean_of(reading_signal_R)[0], count),
+        "exact_span": mean_of(exact_R, reading_signal_R),
     }
-    return jnp.mean(loss_B), metrics
+    return total_loss / count, metrics
 
 
 def train_step(
@@ -289,35 +308,40 @@ def make_step(
     source: BeamSource,
     mesh: Mesh,
     retrieval: str,
-) -> Any:
-    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up."""
+) -> tuple[Any, Any]:
+    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
+
+    Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
+    """
     step = functools.partial(
         train_step,
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
     )
-    compiled = jax.jit(step, donate_argnums=0)
     if retrieval == "callback":
-        return lambda state, batch, key: compiled(state, batch, None, key)
+        inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
+        return inside, inside.trace
+    compiled = jax.jit(step, donate_argnums=0)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
     def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
         question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
         return models.question_vectors(state.params, batch, question_key)
 
     def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = first_phase(state, batch, key)
-        beam = source.fetch(local_rows(batch["rows"]), local_rows(question_BP))
+        beam = fetch_by_device(source, batch["rows"], question_BP)
         return compiled(state, batch, place_batch(mesh, beam), key)
 
-    return two_phase
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        question_BP = jax.eval_shape(first_phase, state, batch, key)
+        shapes = source.shapes(*question_BP.shape)
+        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return compiled.trace(state, batch, beam, key)
 
-
-def local_rows(array: jax.Array) -> np.ndarray:
-    """The rows of a batch array that this process holds, in order."""
-    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
+    return two_phase, trace
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -365,6 +389,7 @@ def open_source(
         read=config.reader_beam,
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
     )
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
@@ -423,7 +448,7 @@ def finetune(config: FinetuneConfig) -> Path:
     state = jax.device_put(state, tree_shardings(mesh, state))
     checkpoints = Checkpoints(out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function = make_step(models, optimizer, source, mesh, config.retrieval)
+    step_function, trace = make_step(models, optimizer, source, mesh, config.retrieval)
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -431,15 +456,24 @@ def finetune(config: FinetuneConfig) -> Path:
         first_step=first_step,
         total=steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
+    costs = StepCosts("finetune", mesh, config.batch_size, trace)
     order = batches(source, config, about["question_length"], first_step, steps)
-    for step, batch in enumerate(order, first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    with stop_request() as stop:
+        for step, batch in enumerate(profiled(order, config.profile), first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,
@@ -471,8 +505,8 @@ def log_answers(source: BeamSource) -> None:
 
 
 def fingerprint_examples(examples: Sequence[Example]) -> str:
-    """sha256 over the questions and answers in their order."""
+    """sha256 over the questions, answers and their match modes in their order."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(repr((example.id, example.question, example.answers)).encode())
+        digest.update(repr(example).encode())
     return digest.hexdigest()

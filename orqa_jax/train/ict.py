@@ -23,6 +23,7 @@ from orqa_jax.losses import in_batch_softmax_loss
 from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import fingerprint_params, load_bert
+from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
@@ -38,6 +39,9 @@ from orqa_jax.train.state import (
     linear_schedule,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
+from orqa_jax.train.watch_recall import sample_recall, watch_recall
 
 MODEL_KIND = "dual encoder"
 
@@ -68,6 +72,10 @@ class ICTConfig:
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       log_every: Steps between two lines of metrics.
+      watch_questions: JSONL file of question-answer pairs, for zero-shot recall on a sample of the
+        corpus, beside BM25, in the metrics; "" for none.
+      watch_every: Steps between two looks at that recall.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -92,6 +100,9 @@ class ICTConfig:
     seed: int = 0
     checkpoint_every: int = 100
     log_every: int = 10
+    watch_questions: str = ""
+    watch_every: int = 100
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -100,7 +111,7 @@ class ICTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
-        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
             raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")
@@ -297,14 +308,34 @@ def pretrain(config: ICTConfig) -> Path:
         first_step=first_step,
         total=config.steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
-    for step, batch in enumerate(batches(store, tokenizer, config, first_step), first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    costs = StepCosts("ict", mesh, config.batch_size, step_function.trace)
+    if config.watch_questions:
+        sample = sample_recall(
+            store,
+            tokenizer,
+            load_examples(Path(config.watch_questions)),
+            question_length=config.question_length,
+            block_length=config.block_length,
+        )
+    order = profiled(batches(store, tokenizer, config, first_step), config.profile)
+    with stop_request() as stop:
+        for step, batch in enumerate(order, first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            if config.watch_questions and step % config.watch_every == 0:
+                metrics |= watch_recall(state.params, model, mesh, sample)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -38,12 +38,18 @@ class BeamSizes:
       read: Blocks that are read, K (5 in the paper).
       reader_length: Wordpieces of one reader sequence, L.
       span_width: Longest span in wordpieces, W.
+      reading_share: Share of the questions whose blocks are read.
     """
 
     early: int
     read: int
     reader_length: int
     span_width: int
+    reading_share: float = 1.0
+
+    def questions_read(self, batch_size: int) -> int:
+        """Of ``batch_size`` questions, how many are read, R."""
+        return max(1, round(self.reading_share * batch_size))
 
 
 class BeamSource:
@@ -73,27 +79,37 @@ class BeamSource:
     def fetch(self, rows_B: np.ndarray, question_BP: np.ndarray) -> Beam:
         """Retrieves for each question vector and returns numpy arrays of static shape.
 
+        Where only R of the B questions are read, those with the answer in their first K blocks
+        come first: the others have nothing to teach the reader.
+
         Args:
           rows_B: Place of each question in ``examples``.
           question_BP: float32 question vectors.
 
         Returns:
           ``block_ids_BC`` int32 and ``vectors_BCP`` float32 of the best blocks, best first;
-          ``early_correct_BC`` bool, which of them hold an answer; for the first K of them
-          ``token_ids``, ``mask``, ``segment_ids`` [B, K, L], and ``span_mask``, ``span_correct``
-          bool [B, K, L, W]: the candidate spans, and those that spell an answer.
+          ``early_correct_BC`` bool, which of them hold an answer; ``readable_B`` bool, whether a
+          candidate span of the first K spells one; ``read_R`` int32, which questions are read;
+          for their first K blocks ``token_ids``, ``mask``, ``segment_ids`` [R, K, L], and
+          ``span_mask``, ``span_correct`` bool [R, K, L, W]: the candidate spans, and those that
+          spell an answer.
         """
         ids_BC, _ = self._index.search(np.asarray(question_BP), self.sizes.early)
         rows_B = np.asarray(rows_B)
         early_correct_BC = np.stack(
             [_is_in(ids_C, self.postings[row]) for ids_C, row in zip(ids_BC, rows_B, strict=True)]
         )
-        beam: Beam = {
+        encoded = self.reader_inputs(rows_B, ids_BC[:, : self.sizes.read])
+        readable_B = encoded["span_correct"].any(axis=(1, 2, 3))
+        read_R = np.argsort(~readable_B, kind="stable")[: self.sizes.questions_read(len(rows_B))]
+        read_R.sort()
+        return {
             "block_ids": ids_BC.astype(np.int32),
             "vectors": self._vectors_NP[ids_BC],
             "early_correct": early_correct_BC,
-        }
-        return beam | self.reader_inputs(rows_B, ids_BC[:, : self.sizes.read])
+            "readable": readable_B,
+            "read": read_R.astype(np.int32),
+        } | {name: x_B[read_R] for name, x_B in encoded.items()}
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
@@ -109,13 +125,16 @@ class BeamSource:
     def shapes(self, batch_size: int, projection_size: int) -> Any:
         """Shapes and types of what ``fetch`` returns for ``batch_size`` questions."""
         sizes = self.sizes
-        read = (batch_size, min(sizes.read, sizes.early), sizes.reader_length)
+        questions_read = sizes.questions_read(batch_size)
+        read = (questions_read, min(sizes.read, sizes.early), sizes.reader_length)
         early = (batch_size, sizes.early)
         shape = jax.ShapeDtypeStruct
         return {
             "block_ids": shape(early, np.int32),
             "vectors": shape((*early, projection_size), np.float32),
             "early_correct": shape(early, np.bool_),
+            "readable": shape((batch_size,), np.bool_),
+            "read": shape((questions_read,), np.int32),
             "token_ids": shape(read, np.int32),
             "mask": shape(read, np.bool_),
             "segment_ids": shape(read, np.int32),
@@ -196,8 +215,33 @@ def fetch_by_callback(
 
     def on_one_device(rows_b: jax.Array, question_bP: jax.Array) -> Beam:
         shapes = source.shapes(rows_b.shape[0], projection_size)
-        return jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
+        beam = jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
+        # From the rows of this device to those of the whole batch.
+        beam["read"] += jax.lax.axis_index(DATA_AXIS) * rows_b.shape[0]
+        return beam
 
     rows = PartitionSpec(DATA_AXIS)
     mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
     return mapped(rows_B, jax.lax.stop_gradient(question_BP))
+
+
+def fetch_by_device(source: BeamSource, rows_B: jax.Array, question_BP: jax.Array) -> Beam:
+    """The beam of the rows of this process, device by device as ``fetch_by_callback`` has it."""
+    parts = []
+    for start, (rows_b, question_bP) in sorted(_shards(rows_B, question_BP).items()):
+        beam = source.fetch(rows_b, question_bP)
+        beam["read"] += np.int32(start)
+        parts.append(beam)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _shards(rows_B: jax.Array, question_BP: jax.Array) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """What each device of this process holds of both, by its first row in the batch."""
+    vectors = {shard.index[0].start or 0: shard.data for shard in question_BP.addressable_shards}
+    return {
+        shard.index[0].start or 0: (
+            np.asarray(shard.data),
+            np.asarray(vectors[shard.index[0].start or 0]),
+        )
+        for shard in rows_B.addressable_shards
+    }
