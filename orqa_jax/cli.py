@@ -200,6 +200,17 @@ def _parser() -> argparse.ArgumentParser:
     copy = command("copy", _copy, "copy a file or folder from or to an object store")
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
     copy.add_argument("target", help="path or URL; newer files there stay")
+
+    report = command(
+        "report", _report, "one page about runs: tables, plots, questions side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
+    report.add_argument("--out", type=Path, required=True, help="folder of the report")
+    report.add_argument(
+        "--references",
+        type=Path,
+        help="question-answer pairs (those the predictions were made for)",
+    )
     return parser
 
 
@@ -437,6 +448,13 @@ def _copy(options: argparse.Namespace) -> None:
     from orqa_jax.storage import copy
 
     copy(options.source, options.target)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from orqa_jax.report.page import write_report
+
+    page, text = write_report(options.runs, options.out, references=options.references)
+    print(f"{page}\n{text}")
 
 
 def _start_jax() -> None:

@@ -419,12 +419,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    corpus = {
+    made_from = {
+        "questions": str(questions.resolve()),
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
         "reader_beam": answerer.reader.sizes.read,
     }
-    write_json(about_path(out), about | corpus)
+    write_json(about_path(out), about | made_from)
     partial.replace(out)
 
 
