@@ -154,6 +154,21 @@ def _parser() -> argparse.ArgumentParser:
         "--raw-vectors", action="store_true", help="keep the directions that all words share"
     )
 
+    imported = command("import", _import, "take in BERT, ORQA and REALM as they were released")
+    kinds = ("bert", "corpus", "retriever", "answerer", "realm")
+    imported.add_argument("kind", choices=kinds, help="see docs/fidelity.md")
+    imported.add_argument("source", type=Path, help="folder or checkpoint of the release")
+    imported.add_argument("out", type=Path, help="folder of the encoder (bert), else of the run")
+    imported.add_argument("--encoder", type=Path, help="BERT with the vocabulary of the release")
+    imported.add_argument("--cased", action="store_true", help="the BERT's vocabulary is cased")
+    imported.add_argument(
+        "--hidden-act",
+        choices=("gelu_new", "gelu"),
+        default="gelu_new",
+        help="GELU of a TensorFlow retriever or answerer: by tanh (default) or exact",
+    )
+    imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
+
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument(
         "predictions",
@@ -396,6 +411,28 @@ def _align(options: argparse.Namespace) -> None:
         run=options.run,
     )
     print(format_comparison(found))
+
+
+def _import(options: argparse.Namespace) -> None:
+    from orqa_jax.train import importing
+
+    _start_jax()
+    if options.kind == "bert":
+        importing.import_bert(options.source, options.out, lowercase=not options.cased)
+        return
+    if options.encoder is None:
+        raise OrqaError(f"Give --encoder, the BERT that this {options.kind} was made with.")
+    places = (options.source, options.out, options.encoder)
+    shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+    match options.kind:
+        case "corpus":
+            importing.import_corpus(*places)
+        case "retriever":
+            importing.import_retriever(*places, **shape)
+        case "answerer":
+            importing.import_answerer(*places, **shape)
+        case "realm":
+            importing.import_realm(*places)
 
 
 def _eval(options: argparse.Namespace) -> None:

@@ -342,6 +342,7 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
         read=min(about["reader_beam"], len(store)),
         reader_length=about["reader_length"],
         span_width=reader_config.max_span_wordpieces,
+        whole_words=about["whole_word_spans"],
     )
     params = jax.tree.map(jnp.asarray, params)
     reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)

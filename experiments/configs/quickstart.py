@@ -1,9 +1,9 @@
 """The quickstart: ten thousand lead sections, six layers, two CPU cores, twelve minutes at most.
 
 Two cores read some four thousand wordpieces a second forward, a quarter of that with gradients. So
-lower layers stay frozen, sequences are short, three blocks are read instead of five, by a reader of
-three layers, and only for the half of a batch that has its answer there. The defaults of the package
-are the paper's sizes.
+lower layers stay frozen, sequences are short, three blocks are read instead of five, by a reader
+of three layers, and only for the half of a batch that has its answer there. The defaults of the
+package are the paper's sizes.
 """
 
 from ml_collections import ConfigDict

@@ -54,13 +54,15 @@ from orqa_jax.train.retrieve import (
     question_batch,
 )
 from orqa_jax.train.state import (
+    SCHEDULES,
+    OptimizerName,
     Params,
     TrainState,
     apply_gradients,
     frozen_layer_patterns,
     initial_state,
-    linear_schedule,
     make_optimizer,
+    release_warmup,
 )
 from orqa_jax.train.stop import stop_request
 from orqa_jax.train.watch import StepCosts, profiled
@@ -87,7 +89,9 @@ class FinetuneConfig:
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
       head_learning_rate_factor: How much faster the new span layers of the reader learn.
       warmup_share: Share of all steps in which the learning rate rises.
-      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      weight_decay: Decoupled, on all but biases and LayerNorm.
+      optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall, and a rise of
+        100 to 10,000 steps whatever the share.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
       reader_beam: Blocks that are read, K (5 in the paper).
       reading_share: Share of a batch's questions whose blocks are read, those with the answer in
@@ -95,6 +99,9 @@ class FinetuneConfig:
         this saves most of the work at little or no loss; what was left out is in the metrics.
       reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
       max_span_wordpieces: Longest answer in wordpieces.
+      whole_word_spans: Answers neither start nor end within a word; in the 2019 release they may.
+      substring_labels: In the early update a block is right where an answer is a substring of its
+        characters, as in the 2019 release ("rome" is then in "Jerome").
       span_hidden_size: Half the width of the reader's dense layer.
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
@@ -123,11 +130,14 @@ class FinetuneConfig:
     head_learning_rate_factor: float = 10.0
     warmup_share: float = 0.1
     weight_decay: float = 0.01
+    optimizer: OptimizerName = "adamw"
     early_update_beam: int = 5000
     reader_beam: int = 5
     reading_share: float = 1.0
     reader_length: int = 320
     max_span_wordpieces: int = 10
+    whole_word_spans: bool = True
+    substring_labels: bool = False
     span_hidden_size: int = 256
     reader_layers: int = 0
     frozen_layers: int = 0
@@ -397,6 +407,8 @@ def open_source(
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
         reading_share=config.reading_share,
+        whole_words=config.whole_word_spans,
+        substring_labels=config.substring_labels,
     )
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
@@ -444,8 +456,12 @@ def finetune(config: FinetuneConfig) -> Path:
         ),
     )
     steps = total_steps(len(examples), config)
+    warmup_steps = round(config.warmup_share * steps)
+    if config.optimizer == "bert":
+        warmup_steps = release_warmup(steps, config.warmup_share)
     optimizer = make_optimizer(
-        linear_schedule(config.learning_rate, round(config.warmup_share * steps), steps),
+        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
+        name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
         faster=["reader/(?!bert/).*"],
@@ -490,6 +506,7 @@ def finetune(config: FinetuneConfig) -> Path:
             "question_length": about["question_length"],
             "reader_length": config.reader_length,
             "reader_beam": config.reader_beam,
+            "whole_word_spans": config.whole_word_spans,
             "corpus_fingerprint": store.fingerprint,
             "retriever_fingerprint": about["weights_fingerprint"],
             "config": described,
@@ -501,10 +518,18 @@ def finetune(config: FinetuneConfig) -> Path:
 
 
 def log_answers(source: BeamSource) -> None:
-    """Says for how many questions the corpus holds an answer at all."""
-    found = sum(bool(len(blocks)) for blocks in source.postings)
-    logger.info("%d of %d questions have their answer in the corpus.", found, len(source.postings))
-    if not found:
+    """Says for how many questions the corpus holds an answer at all.
+
+    Whether a regular expression matches somewhere would take a scan of all text to tell.
+    """
+    strings = [
+        bool(len(blocks))
+        for blocks, answers in zip(source.postings, source.answers, strict=True)
+        if answers
+    ]
+    found = sum(strings)
+    logger.info("%d of %d questions have their answer in the corpus.", found, len(strings))
+    if strings and not found:
         raise OrqaError(
             "None of the training answers stands in the corpus, so there is nothing to learn from; "
             "check that questions and documents belong together."
