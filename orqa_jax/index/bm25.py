@@ -11,7 +11,7 @@ import itertools
 import logging
 import shutil
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,11 @@ class BM25Index:
         return int(self._scorer.scores["num_docs"])
 
     @classmethod
+    def of_texts(cls, texts: Iterable[str], *, k1: float = K1, b: float = B) -> "BM25Index":
+        """An index in memory; text i has the id i. For `k1` and `b` see `build`."""
+        return cls(count_words(texts).scorer(k1, b))
+
+    @classmethod
     def build(cls, store: BlockStore, folder: Path, *, k1: float = K1, b: float = B) -> "BM25Index":
         """Indexes all blocks and saves the index in `folder`, in place of any that is there.
 
@@ -68,7 +73,7 @@ class BM25Index:
           k1: how slowly repeated words saturate.
           b: how much long blocks are discounted, from 0 to 1.
         """
-        words = count_words(store)
+        words = count_words(block_texts(store))
         scorer = words.scorer(k1, b)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -158,19 +163,19 @@ class Words:
         return scorer
 
 
-def count_words(store: BlockStore) -> Words:
-    """Reads title and text of every block."""
+def block_texts(store: BlockStore) -> Iterator[str]:
+    """Title and text of every block, with progress."""
+    numbers = tqdm(range(len(store)), desc="BM25", unit=" blocks", disable=None)
+    return (f"{store.title(i)}\n{store.text(i)}" for i in numbers)
+
+
+def count_words(texts: Iterable[str]) -> Words:
+    """Reads all texts once."""
     # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
     vocabulary = {"": 0}
     ids = [
-        np.array([vocabulary.setdefault(t, len(vocabulary)) for t in terms(both)], np.int32)
-        for both in tqdm(
-            (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store))),
-            total=len(store),
-            desc="BM25",
-            unit=" blocks",
-            disable=None,
-        )
+        np.array([vocabulary.setdefault(t, len(vocabulary)) for t in terms(text)], np.int32)
+        for text in texts
     ]
     return Words(ids, vocabulary)
 
@@ -181,7 +186,7 @@ def tune_bm25(store: BlockStore, examples: Sequence[Example]) -> tuple[float, fl
     That is the mean of the share of questions with an answer in the first 1, 5, 20 and 100 blocks,
     the first of equals in order of `TUNED_K1` and `TUNED_B`.
     """
-    words = count_words(store)
+    words = count_words(block_texts(store))
     holds: dict[tuple[int, int], bool] = {}
     best, chosen = -1.0, (K1, B)
     grid = itertools.product(TUNED_K1, TUNED_B)

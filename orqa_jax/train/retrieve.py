@@ -83,17 +83,22 @@ class BeamSource:
           ``token_ids``, ``mask``, ``segment_ids`` [B, K, L], and ``span_mask``, ``span_correct``
           bool [B, K, L, W]: the candidate spans, and those that spell an answer.
         """
-        ids_BC, _ = self._index.search(np.asarray(question_BP), self.sizes.early)
         rows_B = np.asarray(rows_B)
+        ids_BC, vectors_BCP = self.search(rows_B, np.asarray(question_BP))
         early_correct_BC = np.stack(
             [_is_in(ids_C, self.postings[row]) for ids_C, row in zip(ids_BC, rows_B, strict=True)]
         )
         beam: Beam = {
             "block_ids": ids_BC.astype(np.int32),
-            "vectors": self._vectors_NP[ids_BC],
+            "vectors": vectors_BCP,
             "early_correct": early_correct_BC,
         }
         return beam | self.reader_inputs(rows_B, ids_BC[:, : self.sizes.read])
+
+    def search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The beams: ids [B, C], best first, and the vectors of their blocks [B, C, P]."""
+        ids_BC, _ = self._index.search(question_BP, self.sizes.early)
+        return ids_BC, self._vectors_NP[ids_BC]
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
