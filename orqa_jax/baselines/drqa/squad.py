@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from orqa_jax.baselines.drqa.answer import DrqaAnswerer
 from orqa_jax.baselines.drqa.examples import (
     ReadingExample,
     read_squad,
@@ -16,12 +17,14 @@ from orqa_jax.baselines.drqa.examples import (
     split_by_document,
 )
 from orqa_jax.baselines.drqa.read import DocumentReader
+from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
 from orqa_jax.baselines.drqa.train import (
     DrqaTrainConfig,
     load_reader,
     reader_vectors,
     train_reader,
 )
+from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval, paired_bootstrap
 from orqa_jax.eval.evaluate import format_table
@@ -109,6 +112,78 @@ def answer_given_paragraphs(folder: Path, examples: Sequence[ReadingExample]) ->
     reader = DocumentReader(load_reader(folder, reader_vectors(folder)))
     spans = reader.read([e.question for e in examples], [[e.paragraph] for e in examples])
     return {e.id: span.text if span else "" for e, span in zip(examples, spans, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DrqaDecomposeConfig:
+    """How much of the score is lost to finding the paragraph.
+
+    Attributes:
+      squad: SQuAD 1.1 file, of which every fourth article is held out.
+      reader: Folder of a finished reader that was trained on the others.
+      run: Run folder with ``corpus`` and ``tfidf``, over SQuAD's articles among others.
+      questions: Held-out questions to answer, evenly spaced over all.
+    """
+
+    squad: str
+    reader: str
+    run: str
+    questions: int = 500
+
+
+def decompose(config: DrqaDecomposeConfig) -> str:
+    """Exact match and F1 given the paragraph, given the document, and over the whole corpus.
+
+    Returns:
+      The table; for the corpus also how often the right article is among the five that are read.
+    """
+    every = read_squad(Path(config.squad))
+    _, test = split_by_document(every)
+    test = [test[i] for i in np.linspace(0, len(test) - 1, config.questions).round().astype(int)]
+    paragraphs: dict[str, list[str]] = {}
+    for example in every:
+        part = paragraphs.setdefault(example.document, [])
+        if example.paragraph not in part:
+            part.append(example.paragraph)
+    folder = Path(config.reader)
+    reader = DocumentReader(load_reader(folder, reader_vectors(folder)))
+    questions = [e.question for e in test]
+    store = BlockStore(Path(config.run) / "corpus")
+    index = TfIdfIndex.open(Path(config.run) / "tfidf", corpus_fingerprint=store.fingerprint)
+    given = {
+        "given the paragraph": reader.read(questions, [[e.paragraph] for e in test]),
+        "given the document": reader.read(questions, [paragraphs[e.document] for e in test]),
+    }
+    texts = {name: [span.text if span else "" for span in spans] for name, spans in given.items()}
+    found = DrqaAnswerer(store, index, reader).answer(questions)
+    texts["over the corpus"] = [a.candidates[0].answer if a.candidates else "" for a in found]
+    rows = {}
+    for name, answers in texts.items():
+        scores = score({e.id: a for e, a in zip(test, answers, strict=True)}, test)
+        rows[name] = {metric: bootstrap_interval(values) for metric, values in scores.items()}
+    ids_BK, _ = index.search(questions, 5)
+    right = [
+        any(store.title(index.blocks(article).start) == e.document for article in ids)
+        for e, ids in zip(test, ids_BK.tolist(), strict=True)
+    ]
+    share = bootstrap_interval(np.array(right, np.float64))
+    return (
+        f"{format_table(rows)}\nthe right article is among five for {100 * share.mean:.1f}%"
+        f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    )
+
+
+def write_documents(squad: Path, out: Path) -> None:
+    """Writes the articles of a SQuAD file as JSONL documents, for `orqa corpus`."""
+    articles: dict[str, dict[str, None]] = {}
+    for example in read_squad(squad):
+        articles.setdefault(example.document, {})[example.paragraph] = None
+    partial = out.with_name(out.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for title, texts in articles.items():
+            record = {"id": f"squad-{title}", "title": title, "text": "\n\n".join(texts)}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    partial.replace(out)
 
 
 def score(

@@ -16,7 +16,15 @@ from orqa_jax.baselines.drqa.examples import (
     split_by_document,
 )
 from orqa_jax.baselines.drqa.read import DocumentReader, best_span
-from orqa_jax.baselines.drqa.squad import DrqaSquadConfig, compare_readers, score
+from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
+from orqa_jax.baselines.drqa.squad import (
+    DrqaDecomposeConfig,
+    DrqaSquadConfig,
+    compare_readers,
+    decompose,
+    score,
+    write_documents,
+)
 from orqa_jax.baselines.drqa.tokens import tokenize
 from orqa_jax.baselines.drqa.train import (
     DrqaTrainConfig,
@@ -260,26 +268,9 @@ def test_squad_and_its_split(tmp_path):
 
 @pytest.mark.slow
 def test_the_ablations_make_a_table(vectors, tmp_path):
-    articles = []
-    for number in range(4):
-        made = [example(i) for i in range(number * 4, number * 4 + 4)]
-        qas = [
-            {
-                "context": e.paragraph,
-                "qas": [
-                    {
-                        "id": e.id,
-                        "question": e.question,
-                        "answers": [{"answer_start": e.spans[0][0], "text": e.answers[0]}],
-                    }
-                ],
-            }
-            for e in made
-        ]
-        articles.append({"title": f"T{number}", "paragraphs": qas})
-    (tmp_path / "squad.json").write_text(json.dumps({"data": articles}))
+    squad = squad_file(tmp_path / "squad.json", 4)
     config = DrqaSquadConfig(
-        squad=str(tmp_path / "squad.json"),
+        squad=str(squad),
         out=str(tmp_path / "out"),
         variants="full,neither",
         hidden_size=4,
@@ -295,6 +286,63 @@ def test_the_ablations_make_a_table(vectors, tmp_path):
     assert set(answers) == {f"q{i}" for i in range(12, 16)}
     with pytest.raises(OrqaError, match="no variant 'half'"):
         dataclasses.replace(config, variants="half")
+
+
+def squad_file(path, count):
+    """Articles of four questions each, in SQuAD's format."""
+    articles = []
+    for number in range(count):
+        made = [example(i) for i in range(number * 4, number * 4 + 4)]
+        paragraphs = [
+            {
+                "context": e.paragraph,
+                "qas": [
+                    {
+                        "id": e.id,
+                        "question": e.question,
+                        "answers": [{"answer_start": e.spans[0][0], "text": e.answers[0]}],
+                    }
+                ],
+            }
+            for e in made
+        ]
+        articles.append({"title": f"T{number}", "paragraphs": paragraphs})
+    path.write_text(json.dumps({"data": articles}))
+    return path
+
+
+def test_the_decomposition_reads_more_and_more(trained, vectors, tmp_path):
+    squad = squad_file(tmp_path / "squad.json", 8)
+    write_documents(squad, tmp_path / "documents.jsonl")
+    tokenizer = WordPiece.from_vocab(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."])
+    run = tmp_path / "run"
+    store = build_corpus([tmp_path / "documents.jsonl"], run / "corpus", tokenizer, workers=1)
+    index = TfIdfIndex.build(store, run / "tfidf")
+
+    table = decompose(DrqaDecomposeConfig(str(squad), str(trained[1]), str(run), questions=5))
+
+    _, test = split_by_document(read_squad(squad))
+    chosen = [test[i] for i in (0, 2, 4, 5, 7)]
+    reader = DocumentReader(load_reader(trained[1], load_word_vectors(vectors)))
+    together = [e.paragraph for e in read_squad(squad) if e.document == "T3"]
+    document = [
+        reader.read([e.question], [together])[0].text in e.answers
+        for e in chosen
+        if e.document == "T3"
+    ]
+    assert len(document) == 2
+    rows = [line.split("|")[1:4] for line in table.splitlines()[2:5]]
+    assert [row[0].strip() for row in rows] == [
+        *("given the paragraph", "given the document", "over the corpus")
+    ]
+    alone = reader.read([e.question for e in chosen], [[e.paragraph] for e in chosen])
+    right = np.mean([s.text in e.answers for s, e in zip(alone, chosen, strict=True)])
+    assert rows[0][1].split()[0] == f"{100 * right:.1f}"
+    among = [
+        any(store.title(index.blocks(a).start) == e.document for a in ids)
+        for e, ids in zip(chosen, index.search([e.question for e in chosen], 5)[0], strict=True)
+    ]
+    assert f"among five for {100 * np.mean(among):.1f}%" in table
 
 
 def test_the_commands_from_documents_to_answers(trained, vectors, tmp_path, capsys):
