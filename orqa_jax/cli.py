@@ -397,3 +397,7 @@ def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
 
 def _bold(text: str, color: bool, plain: str = "") -> str:
     return f"\x1b[1;32m{text}\x1b[0m" if color else f"{plain}{text}{plain}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
