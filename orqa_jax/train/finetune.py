@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.losses import marginal_log_likelihood
@@ -52,6 +53,12 @@ from orqa_jax.train.retrieve import (
     fetch_by_callback,
     fetch_by_device,
     question_batch,
+)
+from orqa_jax.train.sparse import (
+    Evidence,
+    SparseSource,
+    initial_sparse_params,
+    with_sparse_weight,
 )
 from orqa_jax.train.state import (
     SCHEDULES,
@@ -82,6 +89,9 @@ class FinetuneConfig:
       index: Folder of the block embeddings that this retriever made.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      evidence: What finds the blocks: "dense", the question tower; "bm25", with a learned weight of
+        its score, the question tower left as it is; "hybrid", both, with a learned weight.
+      bm25: Folder of the BM25 index, unless the evidence is dense.
       encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
         the retriever started from.
       epochs: Times each question is seen; may be a fraction.
@@ -123,6 +133,8 @@ class FinetuneConfig:
     index: str
     train: str
     out: str
+    evidence: Evidence = "dense"
+    bm25: str = ""
     encoder: str = ""
     epochs: float = 3.0
     batch_size: int = 8
@@ -224,7 +236,13 @@ class Models:
     def question_vectors(
         self, params: Params, batch: dict[str, Any], key: jax.Array | None = None
     ) -> jax.Array:
-        """question_BP, with dropout where a key is given."""
+        """question_BP, with dropout where a key is given.
+
+        Where BM25 takes part the last column is the weight of its score, see ``train.sparse``.
+        """
+        if "retriever" not in params:
+            no_vector_B0 = jnp.zeros((batch["token_ids"].shape[0], 0))
+            return with_sparse_weight(no_vector_B0, params["sparse"])
         question_BP: Any = self.retriever.apply(
             {"params": params["retriever"]},
             batch["token_ids"],
@@ -233,6 +251,8 @@ class Models:
             rngs=None if key is None else {"dropout": key},
             method="encode_questions",
         )
+        if "sparse" in params:
+            question_BP = with_sparse_weight(question_BP, params["sparse"])
         return question_BP
 
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
@@ -372,11 +392,12 @@ def initial_params(
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
-    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
-    params = {
-        "retriever": {tower: jax.tree.map(jnp.asarray, retriever_params[tower])},
-        "reader": init_reader(reader_config, key, bert_params),
-    }
+    params: Params = {"reader": init_reader(reader_config, key, bert_params)}
+    if config.evidence != "bm25":
+        tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+        params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
+    if config.evidence != "dense":
+        params["sparse"] = initial_sparse_params()
     return reader_config, params
 
 
@@ -387,20 +408,11 @@ def open_source(
     tokenizer: WordPiece,
     examples: Sequence[Example],
 ) -> BeamSource:
-    """Opens the block embeddings that these retriever weights made, for retrieval while training.
+    """Opens what finds the blocks while training: embeddings of these weights, BM25, or both.
 
     Raises:
-      OrqaError: The embeddings are missing, or of another corpus or retriever.
+      OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
-    fingerprints = {
-        "corpus_fingerprint": store.fingerprint,
-        "weights_fingerprint": weights_fingerprint,
-    }
-    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
-    mesh = accelerator_mesh() if on_devices else None
-    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
     sizes = BeamSizes(
         early=config.early_update_beam,
         read=config.reader_beam,
@@ -410,6 +422,22 @@ def open_source(
         whole_words=config.whole_word_spans,
         substring_labels=config.substring_labels,
     )
+    if config.evidence != "dense":
+        bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
+    if config.evidence == "bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        return SparseSource(store, bm25, None, no_vectors_NP, tokenizer, examples, sizes)
+    fingerprints = {
+        "corpus_fingerprint": store.fingerprint,
+        "weights_fingerprint": weights_fingerprint,
+    }
+    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
+    # A callback must not call jax, and the rows of a process must not wait for those of others.
+    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    mesh = accelerator_mesh() if on_devices else None
+    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
+    if config.evidence == "hybrid":
+        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
 
@@ -464,7 +492,7 @@ def finetune(config: FinetuneConfig) -> Path:
         name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
-        faster=["reader/(?!bert/).*"],
+        faster=["reader/(?!bert/).*", "sparse/.*"],
         faster_factor=config.head_learning_rate_factor,
     )
     state = initial_state(params, optimizer)

@@ -103,8 +103,8 @@ class BeamSource:
           ``span_mask``, ``span_correct`` bool [R, K, L, W]: the candidate spans, and those that
           spell an answer.
         """
-        ids_BC, _ = self._index.search(np.asarray(question_BP), self.sizes.early)
         rows_B = np.asarray(rows_B)
+        ids_BC, vectors_BCP = self.search(rows_B, np.asarray(question_BP))
         early_correct_BC = np.stack(
             [
                 self._early_correct(int(row), ids_C)
@@ -117,7 +117,7 @@ class BeamSource:
         read_R.sort()
         return {
             "block_ids": ids_BC.astype(np.int32),
-            "vectors": self._vectors_NP[ids_BC],
+            "vectors": vectors_BCP,
             "early_correct": early_correct_BC,
             "readable": readable_B,
             "read": read_R.astype(np.int32),
@@ -140,6 +140,11 @@ class BeamSource:
         return spans_matching(
             self._store, self.tokenizer, ids_K, first_sep_K + 1, example.answers, shape
         )
+
+    def search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The beams: ids [B, C], best first, and the vectors of their blocks [B, C, P]."""
+        ids_BC, _ = self._index.search(question_BP, self.sizes.early)
+        return ids_BC, self._vectors_NP[ids_BC]
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
