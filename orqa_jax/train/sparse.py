@@ -15,8 +15,8 @@ import numpy as np
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.index.protocol import Index
 from orqa_jax.index.hybrid import HybridIndex
+from orqa_jax.index.protocol import Index
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.retrieve import BeamSizes, BeamSource
