@@ -17,8 +17,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import span_mask_BLW
 from orqa_jax.qa.examples import Example
@@ -66,7 +68,10 @@ class BeamSource:
     ) -> None:
         self._store, self._index, self._vectors_NP = store, index, vectors_NP
         self.tokenizer = tokenizer
-        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, len(store)))
+        self._own_block = own_blocks(store, examples)
+        # One block fewer can be retrieved where a question's own is left out.
+        most = len(store) - bool((self._own_block >= 0).any())
+        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, most))
         self.questions = [e.ids for e in tokenizer.encode([x.question for x in examples])]
         flat = tokenizer.encode([answer for x in examples for answer in x.answers])
         bounds = np.cumsum([0, *(len(x.answers) for x in examples)])
@@ -94,8 +99,8 @@ class BeamSource:
           ``span_mask``, ``span_correct`` bool [R, K, L, W]: the candidate spans, and those that
           spell an answer.
         """
-        ids_BC, _ = self._index.search(np.asarray(question_BP), self.sizes.early)
         rows_B = np.asarray(rows_B)
+        ids_BC = self._search(rows_B, np.asarray(question_BP))
         early_correct_BC = np.stack(
             [_is_in(ids_C, self.postings[row]) for ids_C, row in zip(ids_BC, rows_B, strict=True)]
         )
@@ -110,6 +115,16 @@ class BeamSource:
             "readable": readable_B,
             "read": read_R.astype(np.int32),
         } | {name: x_B[read_R] for name, x_B in encoded.items()}
+
+    def _search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> np.ndarray:
+        """The best blocks of each question but the one that it was taken from."""
+        own_B = self._own_block[rows_B]
+        if (own_B < 0).all():
+            return self._index.search(question_BP, self.sizes.early)[0]
+        ids_BC, _ = self._index.search(question_BP, self.sizes.early + 1)
+        # Where its own block is not among them, a question loses the last.
+        own_last = np.argsort(ids_BC == own_B[:, None], axis=1, kind="stable")
+        return np.take_along_axis(ids_BC, own_last[:, : self.sizes.early], axis=1)
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
@@ -187,6 +202,27 @@ def spans_equal(token_ids_KL: np.ndarray, answers: Sequence[np.ndarray], width: 
             equal_KL &= token_ids_KL[:, offset : offset + places] == token
         correct_KLW[:, :places, len(ids) - 1] |= equal_KL
     return correct_KLW
+
+
+def own_blocks(store: BlockStore, examples: Sequence[Example]) -> np.ndarray:
+    """The block that each question was taken from, int32 [examples], -1 for none.
+
+    Raises:
+      OrqaError: A question was taken from a document that the corpus does not have there.
+    """
+    places = {row: e.taken_from for row, e in enumerate(examples) if e.taken_from}
+    blocks_of = blocks_of_documents(store, {place.document_id for place in places.values()})
+    found = np.full(len(examples), -1, np.int32)
+    for row, place in places.items():
+        block = block_at(store, blocks_of.get(place.document_id, ()), place.start)
+        if block is None:
+            raise OrqaError(
+                f"Question {examples[row].id!r} was taken from document {place.document_id!r}, of "
+                f"which the corpus has no block at character {place.start}; make the cloze pairs "
+                "from the corpus that they train on."
+            )
+        found[row] = block
+    return found
 
 
 def _is_in(ids: np.ndarray, postings: np.ndarray) -> np.ndarray:
