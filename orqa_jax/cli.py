@@ -108,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
     data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
 
+    cloze = command("cloze", _cloze, "make question-answer pairs from the corpus itself")
+    cloze.add_argument("corpus", type=Path, help="block store")
+    cloze.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    cloze.add_argument("--count", type=int, default=10_000, help="pairs at most (10000)")
+    cloze.add_argument("--seed", type=int, default=0, help="of the choice (0)")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     command("untrained", _untrained, "write a dense retriever without pre-training", settings=True)
@@ -329,6 +335,16 @@ def _data(options: argparse.Namespace) -> None:
     from orqa_jax.qa.examples import save_examples
 
     examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
+def _cloze(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.cloze import cloze_examples
+    from orqa_jax.qa.examples import save_examples
+
+    examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
     save_examples(options.out, examples)
     print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
 

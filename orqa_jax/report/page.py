@@ -232,17 +232,21 @@ def _sweep_sections(runs: Sequence[Path]) -> Iterator[Section]:
 def sweep_section(sweep: Mapping[str, Any], prefix: str) -> Section:
     """The table and one plot a metric of a sweep, as `experiments.sweep` writes it.
 
-    Keys: `name`; `note`; `rows`, each with `name` and `metrics`, a map from metric to its
-    `mean`, `low` and `high`. The first row is what the others are compared with.
+    Keys: `name`; `note`; `rows`, each with `name`, `metrics`, a map from metric to its `mean`,
+    `low` and `high`, and `against_first`, a map from metric to the `mean` difference from the first
+    row and its `p`.
     """
     rows = {
         row["name"]: {name: Interval(**value) for name, value in row["metrics"].items()}
         for row in sweep["rows"]
     }
     metrics = list(dict.fromkeys(name for intervals in rows.values() for name in intervals))
-    parts: list[Table | Plot | Shelf] = [
-        Table(sweep["name"], interval_cells("setting", rows, metrics), sweep["note"])
-    ]
+    cells = interval_cells("setting", rows, metrics)
+    for line, row in zip(cells[1:], sweep["rows"], strict=True):
+        for place, name in enumerate(metrics, 1):
+            if against := row["against_first"].get(name):
+                line[place] += f" ({100 * against['mean']:+.1f}, p {against['p']:.2g})"
+    parts: list[Table | Plot | Shelf] = [Table(sweep["name"], cells, sweep["note"])]
     for place, name in enumerate(metrics):
         having = {row: found[name] for row, found in rows.items() if name in found}
         svg = plots.interval_dots(having, name.replace("_", " "), f"{prefix}-{place}")

@@ -103,6 +103,8 @@ class FinetuneConfig:
       optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall, and a rise of
         100 to 10,000 steps whatever the share.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
+      early_update: Train retrieval over these blocks by a loss of its own (section 6); without it,
+        retrieval learns only from what the reader makes of the blocks that are read.
       reader_beam: Blocks that are read, K (5 in the paper).
       reading_share: Share of a batch's questions whose blocks are read, those with the answer in
         their beam first. Without it a question teaches the reader nothing but costs as much, so
@@ -144,6 +146,7 @@ class FinetuneConfig:
     weight_decay: float = 0.01
     optimizer: OptimizerName = "adamw"
     early_update_beam: int = 5000
+    early_update: bool = True
     reader_beam: int = 5
     reading_share: float = 1.0
     reader_length: int = 320
@@ -272,7 +275,13 @@ class Models:
 
 
 def orqa_loss(
-    params: Params, models: Models, batch: dict[str, Any], fetch: Any, key: jax.Array
+    params: Params,
+    models: Models,
+    batch: dict[str, Any],
+    fetch: Any,
+    key: jax.Array,
+    *,
+    early_update: bool = True,
 ) -> tuple[jax.Array, Metrics]:
     """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
 
@@ -282,6 +291,7 @@ def orqa_loss(
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
       key: For dropout.
+      early_update: Whether the early-update loss is part of the sum.
     """
     question_key, reader_key = jax.random.split(key)
     question_BP = models.question_vectors(params, batch, question_key)
@@ -305,7 +315,9 @@ def orqa_loss(
     readable_B = beam["readable"]
     count = jnp.float32(len(readable_B))
     # A question that is not read counts in the mean like one whose beam lacks the answer.
-    total_loss = -(jnp.sum(early_B) + jnp.sum(reading_R))
+    total_loss = -jnp.sum(reading_R)
+    if early_update:
+        total_loss -= jnp.sum(early_B)
     metrics = {
         "loss": (total_loss, count),
         "early_loss": mean_of(-early_B, early_signal_B),
@@ -329,10 +341,12 @@ def train_step(
     models: Models,
     optimizer: optax.GradientTransformation,
     fetch: Any,
+    early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
-    gradients, metrics = jax.grad(orqa_loss, has_aux=True)(
+    loss = functools.partial(orqa_loss, early_update=early_update)
+    gradients, metrics = jax.grad(loss, has_aux=True)(
         state.params, models, batch, inside, jax.random.fold_in(key, state.step)
     )
     return apply_gradients(state, gradients, optimizer), metrics
@@ -344,6 +358,8 @@ def make_step(
     source: BeamSource,
     mesh: Mesh,
     retrieval: str,
+    *,
+    early_update: bool = True,
 ) -> tuple[Any, Any]:
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
@@ -354,6 +370,7 @@ def make_step(
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
+        early_update=early_update,
     )
     if retrieval == "callback":
         inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
@@ -499,7 +516,9 @@ def finetune(config: FinetuneConfig) -> Path:
     state = jax.device_put(state, tree_shardings(mesh, state))
     checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function, trace = make_step(models, optimizer, source, mesh, config.retrieval)
+    step_function, trace = make_step(
+        models, optimizer, source, mesh, config.retrieval, early_update=config.early_update
+    )
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",

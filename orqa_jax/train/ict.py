@@ -55,7 +55,7 @@ class ICTConfig:
       corpus: Folder of the block store.
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
-      steps: Number of updates.
+      steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
       batch_size: Pseudo-questions of one update; each has the blocks of all others as negatives.
       exclude_duplicates: Another copy of the right block is no negative. In the 2019 release it is.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
@@ -123,7 +123,7 @@ class ICTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
-        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
+        check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
             raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")

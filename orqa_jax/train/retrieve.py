@@ -17,8 +17,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import span_mask_BLW
 from orqa_jax.qa.examples import Example
@@ -72,7 +74,10 @@ class BeamSource:
     ) -> None:
         self._store, self._index, self._vectors_NP = store, index, vectors_NP
         self.tokenizer = tokenizer
-        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, len(store)))
+        self._own_block = own_blocks(store, examples)
+        # One block fewer can be retrieved where a question's own is left out.
+        most = len(store) - bool((self._own_block >= 0).any())
+        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, most))
         self.questions = [e.ids for e in tokenizer.encode([x.question for x in examples])]
         self._examples = examples
         # Regular expressions have no wordpieces; they are matched in the text of each beam.
@@ -104,7 +109,7 @@ class BeamSource:
           spell an answer.
         """
         rows_B = np.asarray(rows_B)
-        ids_BC, vectors_BCP = self.search(rows_B, np.asarray(question_BP))
+        ids_BC, vectors_BCP = self._without_own(rows_B, np.asarray(question_BP))
         early_correct_BC = np.stack(
             [
                 self._early_correct(int(row), ids_C)
@@ -141,9 +146,27 @@ class BeamSource:
             self._store, self.tokenizer, ids_K, first_sep_K + 1, example.answers, shape
         )
 
-    def search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The beams: ids [B, C], best first, and the vectors of their blocks [B, C, P]."""
-        ids_BC, _ = self._index.search(question_BP, self.sizes.early)
+    def _without_own(
+        self, rows_B: np.ndarray, question_BP: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The beams, without the block that a question was taken from."""
+        own_B = self._own_block[rows_B]
+        if (own_B < 0).all():
+            return self.search(rows_B, question_BP, self.sizes.early)
+        ids_BC, vectors_BCP = self.search(rows_B, question_BP, self.sizes.early + 1)
+        # Where its own block is not among them, a question loses the last.
+        own_last = np.argsort(ids_BC == own_B[:, None], axis=1, kind="stable")
+        kept_BC = own_last[:, : self.sizes.early]
+        return (
+            np.take_along_axis(ids_BC, kept_BC, axis=1),
+            np.take_along_axis(vectors_BCP, kept_BC[:, :, None], axis=1),
+        )
+
+    def search(
+        self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` blocks for each question, best first, and their vectors [B, count, P]."""
+        ids_BC, _ = self._index.search(question_BP, count)
         return ids_BC, self._vectors_NP[ids_BC]
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
@@ -227,6 +250,27 @@ def spans_equal(token_ids_KL: np.ndarray, answers: Sequence[np.ndarray], width: 
             equal_KL &= token_ids_KL[:, offset : offset + places] == token
         correct_KLW[:, :places, len(ids) - 1] |= equal_KL
     return correct_KLW
+
+
+def own_blocks(store: BlockStore, examples: Sequence[Example]) -> np.ndarray:
+    """The block that each question was taken from, int32 [examples], -1 for none.
+
+    Raises:
+      OrqaError: A question was taken from a document that the corpus does not have there.
+    """
+    places = {row: e.taken_from for row, e in enumerate(examples) if e.taken_from}
+    blocks_of = blocks_of_documents(store, {place.document_id for place in places.values()})
+    found = np.full(len(examples), -1, np.int32)
+    for row, place in places.items():
+        block = block_at(store, blocks_of.get(place.document_id, ()), place.start)
+        if block is None:
+            raise OrqaError(
+                f"Question {examples[row].id!r} was taken from document {place.document_id!r}, of "
+                f"which the corpus has no block at character {place.start}; make the cloze pairs "
+                "from the corpus that they train on."
+            )
+        found[row] = block
+    return found
 
 
 def _is_in(ids: np.ndarray, postings: np.ndarray) -> np.ndarray:

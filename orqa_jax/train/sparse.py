@@ -64,6 +64,8 @@ class SparseSource(BeamSource):
         self._hybrid = HybridIndex(bm25, index, vectors_NP)
         self._texts = [example.question for example in examples]
 
-    def search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         questions = [self._texts[row] for row in rows_B]
-        return self._hybrid.search(questions, question_BP, self.sizes.early)
+        return self._hybrid.search(questions, question_BP, count)

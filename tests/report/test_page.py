@@ -82,7 +82,11 @@ def run(tmp_path_factory):
     ]
     jsonl(run / "finetune" / "metrics.jsonl", steps)
     interval = {"mean": 0.4, "low": 0.3, "high": 0.5}
-    rows = [{"name": n, "metrics": {"recall@20": interval}} for n in ("baseline", "mask <0>")]
+    against = [{}, {"recall@20": {"mean": -0.05, "p": 0.25}}]
+    rows = [
+        {"name": name, "metrics": {"recall@20": interval}, "against_first": difference}
+        for name, difference in zip(("baseline", "mask <0>"), against, strict=True)
+    ]
     (run / "sweep.json").write_text(json.dumps({"name": "S", "note": "N.", "rows": rows}))
     return run
 
@@ -166,6 +170,7 @@ def test_what_is_on_the_page(report):
         ):
             assert title in text
     assert "66.7 [0.0, 100.0]" in checker.text
+    assert "40.0 [30.0, 50.0] (-5.0, p 0.25)" in checker.text
     assert checker.tags.count("svg") == 5
     assert checker.tags.count("mark") == 2 * 3
 
@@ -221,7 +226,8 @@ def test_questions_can_be_named(run, tmp_path, caplog):
 
 
 def test_a_sweep_by_itself():
-    rows = [{"name": "a", "metrics": {"x": {"mean": 0.5, "low": 0.25, "high": 0.75}}}]
+    interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    rows = [{"name": "a", "metrics": {"x": interval}, "against_first": {}}]
     section = sweep_section({"name": "S", "note": "N.", "rows": rows}, "s")
     assert "50.0 [25.0, 75.0]" in to_markdown("T", [section])
     assert "<svg" in to_html("T", [section])
