@@ -112,14 +112,11 @@ class BM25Index:
             raise OrqaError(f"{folder} cannot be read ({error}): {remedy}.") from error
         return cls(scorer)
 
-    def scores(self, question: str, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """The scores of given blocks for one question, float32 [len(ids)]."""
-        return self._all_scores(question)[ids]
-
-    def _all_scores(self, question: str) -> npt.NDArray[np.float32]:
+    def scores(self, question: str) -> npt.NDArray[np.float32]:
+        """The score of every block for one question, float32 `[N]`."""
         known = self._scorer.get_tokens_ids(terms(question))
-        all_scores: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
-        return all_scores
+        scores_N: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
+        return scores_N
 
     def search(self, questions: Sequence[str], /, k: int) -> Found:
         """The `k` blocks of highest BM25 score for each question, ties by id.
@@ -140,7 +137,7 @@ class BM25Index:
         ids_BK = np.empty((len(questions), k), np.int32)
         scores_BK = np.empty((len(questions), k), np.float32)
         for row, question in enumerate(questions):
-            ids_BK[row], scores_BK[row] = top_k(self._all_scores(question), k)
+            ids_BK[row], scores_BK[row] = top_k(self.scores(question), k)
         return ids_BK, scores_BK
 
 
