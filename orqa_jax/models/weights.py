@@ -112,21 +112,6 @@ def save_bert(folder: Path, config: BertConfig, params: Params) -> None:
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def save_bert(folder: Path, config: BertConfig, params: Params) -> None:
-    """Writes a `BertModel` (safetensors, config.json) for `load_bert` and for transformers."""
-    flat = traverse_util.flatten_dict(params)
-    tensors = {}
-    for path, name in _weight_names(config).items():
-        if path in flat:  # a pooler may be absent
-            value = np.asarray(flat[path])
-            tensors[name] = (value.T if path[-1] == "kernel" else value).copy(order="C")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Without this mark transformers takes the file for one of another framework.
-    save_file(tensors, folder / _SINGLE_FILE, metadata={"format": "pt"})
-    about = {"architectures": ["BertModel"], **config.to_dict()}
-    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
 def save_params(path: str | Path, params: Params) -> None:
     """Writes nested parameters as one safetensors file, names joined by "/"; atomic."""
     path = Path(path)

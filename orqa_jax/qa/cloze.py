@@ -51,7 +51,10 @@ _NUMBER = regex.compile(
     r"(?<![\w.,/:\-–])\d+(?:,\d{3})*(?:\.\d+)?(?: (?:hundred|thousand|million|billion)|%)?"
     r"(?![\w/:\-–]|[.,]\d)"
 )
-_CAPITALISED = r"(?:(?:Dr|Mr|Mrs|Ms|St|Prof|Gen|Col|Capt|Jr|Sr)\.|\p{Lu}(?:\.(?:\p{Lu}\.)*|[\p{L}\p{N}]*(?:['’\-]\p{L}[\p{L}\p{N}]*)*))"
+_CAPITALISED = (
+    r"(?:(?:Dr|Mr|Mrs|Ms|St|Prof|Gen|Col|Capt|Jr|Sr)\.|\p{Lu}(?:\.(?:\p{Lu}\.)*"
+    r"|[\p{L}\p{N}]*(?:['’\-]\p{L}[\p{L}\p{N}]*)*))"
+)
 _PARTICLE = r"(?:of|the|de|da|del|della|der|di|du|la|le|van|von|bin|ibn|al|y)"
 _NAME = regex.compile(
     rf"(?<![\w'’]){_CAPITALISED}(?: (?:{_CAPITALISED}|{_PARTICLE}(?: {_PARTICLE})?(?= \p{{Lu}})))*+"
