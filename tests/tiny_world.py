@@ -309,6 +309,17 @@ def run_and_signal(
     )
 
 
+def start_training(config: ICTConfig | FinetuneConfig) -> subprocess.Popen[bytes]:
+    """Starts a training in another process."""
+    command = "ict" if isinstance(config, ICTConfig) else "finetune"
+    code = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, command, *flags(dataclasses.asdict(config))],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def run_and_kill(config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
     """Trains in another process, which dies (as of kill -9) in the middle of a step."""
     done = run_and_signal(config, at_step=at_step, number=signal.SIGKILL)
@@ -318,7 +329,8 @@ def run_and_kill(config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics file, but for the time they took."""
     lines = read_metrics(out / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in lines]
+    times = ("seconds_per_step", "input_wait")
+    return [{k: v for k, v in line.items() if k not in times} for line in lines]
 
 
 def equal_trees(a: Any, b: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:

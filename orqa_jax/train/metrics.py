@@ -40,15 +40,18 @@ class MetricsLog:
         self._sums: dict[str, np.ndarray] = {}
         self._steps_since_line = 0
         self._started = time.perf_counter()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_lines_after(path, first_step)
+        # All processes have the same metrics, and the first one writes.
+        self._writes = jax.process_index() == 0
+        if self._writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_lines_after(path, first_step)
         self._bar = tqdm(
             total=total,
             initial=first_step,
             desc=name,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=not (self._writes and sys.stderr.isatty()),
         )
         self._name, self._total = name, total
 
@@ -75,18 +78,18 @@ class MetricsLog:
         line: dict[str, Any] = {"step": step, "seconds_per_step": round(seconds, 4)}
         # JSON has no NaN; null shows that there was one.
         line |= {k: round(value, 6) if np.isfinite(value) else None for k, value in means.items()}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if self._writes:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
         shown = {key: f"{value:.3f}" for key, value in means.items()}
-        if self._bar.disable:
+        if self._bar.disable and self._writes:
             left = seconds * (self._total - step)
             text = ", ".join(f"{key} {value}" for key, value in shown.items())
             logger.info(
                 "%s: step %d of %d, %.2f s a step, %.0f s left; %s",
                 *(self._name, step, self._total, seconds, left, text),
             )
-        else:
-            self._bar.set_postfix(shown)
+        self._bar.set_postfix(shown)
         self._sums, self._steps_since_line = {}, 0
         self._started = time.perf_counter()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
@@ -24,7 +24,7 @@ from orqa_jax.models.reader import span_mask_BLW
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.inputs import Inputs, pair_inputs, question_inputs, ragged
-from orqa_jax.train.mesh import DATA_AXIS
+from orqa_jax.train.mesh import BATCH
 
 Beam = dict[str, Any]
 
@@ -108,20 +108,24 @@ class BeamSource:
 
     def shapes(self, batch_size: int, projection_size: int) -> Any:
         """Shapes and types of what ``fetch`` returns for ``batch_size`` questions."""
-        sizes = self.sizes
-        read = (batch_size, min(sizes.read, sizes.early), sizes.reader_length)
-        early = (batch_size, sizes.early)
-        shape = jax.ShapeDtypeStruct
-        return {
-            "block_ids": shape(early, np.int32),
-            "vectors": shape((*early, projection_size), np.float32),
-            "early_correct": shape(early, np.bool_),
-            "token_ids": shape(read, np.int32),
-            "mask": shape(read, np.bool_),
-            "segment_ids": shape(read, np.int32),
-            "span_mask": shape((*read, sizes.span_width), np.bool_),
-            "span_correct": shape((*read, sizes.span_width), np.bool_),
-        }
+        return beam_shapes(self.sizes, batch_size, projection_size)
+
+
+def beam_shapes(sizes: BeamSizes, batch_size: int, projection_size: int) -> Any:
+    """Shapes and types of the beams of ``batch_size`` questions, see ``BeamSource.fetch``."""
+    read = (batch_size, min(sizes.read, sizes.early), sizes.reader_length)
+    early = (batch_size, sizes.early)
+    shape = jax.ShapeDtypeStruct
+    return {
+        "block_ids": shape(early, np.int32),
+        "vectors": shape((*early, projection_size), np.float32),
+        "early_correct": shape(early, np.bool_),
+        "token_ids": shape(read, np.int32),
+        "mask": shape(read, np.bool_),
+        "segment_ids": shape(read, np.int32),
+        "span_mask": shape((*read, sizes.span_width), np.bool_),
+        "span_correct": shape((*read, sizes.span_width), np.bool_),
+    }
 
 
 def reader_inputs(
@@ -198,6 +202,5 @@ def fetch_by_callback(
         shapes = source.shapes(rows_b.shape[0], projection_size)
         return jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
 
-    rows = PartitionSpec(DATA_AXIS)
-    mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
+    mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(BATCH, BATCH), out_specs=BATCH)
     return mapped(rows_B, jax.lax.stop_gradient(question_BP))
