@@ -10,7 +10,7 @@ from ml_collections import config_flags
 from orqa_jax.cli import start_logging
 from orqa_jax.errors import OrqaError
 from orqa_jax.train.config import make_config
-from orqa_jax.train.mesh import prepare_host
+from orqa_jax.train.mesh import start_processes
 
 
 def run_experiment(config_class: Any, function: Callable[[Any], Any]) -> None:
@@ -20,8 +20,8 @@ def run_experiment(config_class: Any, function: Callable[[Any], Any]) -> None:
 
     def main(_: list[str]) -> None:
         start_logging()
-        prepare_host()
         try:
+            start_processes()
             function(make_config(config_class, config.value.to_dict()))
         except OrqaError as error:
             print(f"error: {error}", file=sys.stderr)

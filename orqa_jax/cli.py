@@ -129,6 +129,19 @@ def _parser() -> argparse.ArgumentParser:
         "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
     )
 
+    plan = command("plan", _plan, "say what a run will cost on devices that are not here")
+    plan.add_argument("--config", type=Path, required=True, help="settings, as `orqa ict` has them")
+    plan.add_argument(
+        "--topology", default="host", help='as "v5e:4x8" (v4, v5e, v5p, v6e); "host" for this one'
+    )
+    plan.add_argument(
+        "--blocks", type=int, default=13_353_718, help="of the corpus (13,353,718: Wikipedia 2018)"
+    )
+    plan.add_argument(
+        "--questions", type=int, default=79_168, help="to fine-tune on (79,168: Natural Questions)"
+    )
+    plan.add_argument("--chunk", action="store_true", help="find the largest chunk_size that fits")
+
     ask = command("ask", _ask, "answer questions, with evidence")
     _add_run(ask)
     ask.add_argument(
@@ -352,7 +365,7 @@ def _cloze(options: argparse.Namespace) -> None:
 def _ict(arguments: Sequence[str]) -> None:
     from orqa_jax.train.ict import ICTConfig, pretrain
 
-    _start_jax()
+    _start_processes()
     places = {"corpus": "corpus", "out": "ict"}
     pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
 
@@ -389,10 +402,25 @@ def _index(options: argparse.Namespace) -> None:
 def _finetune(arguments: Sequence[str]) -> None:
     from orqa_jax.train.finetune import FinetuneConfig, finetune
 
-    _start_jax()
+    _start_processes()
     places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
     places["bm25"] = "bm25"
     finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    # What is planned for is not here, and an accelerator that is stays free.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from orqa_jax.train.config import load_config_file
+    from orqa_jax.train.plan import print_plan
+
+    print_plan(
+        load_config_file(options.config),
+        options.topology,
+        blocks=options.blocks,
+        questions=options.questions,
+        find_chunk=options.chunk,
+    )
 
 
 def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str, str]) -> Any:
@@ -587,6 +615,12 @@ def _start_jax() -> None:
     from orqa_jax.train.mesh import prepare_host
 
     prepare_host()
+
+
+def _start_processes() -> None:
+    from orqa_jax.train.mesh import start_processes
+
+    start_processes()
 
 
 def format_answer(answer: "Answer", *, color: bool) -> str:

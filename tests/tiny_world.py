@@ -309,6 +309,17 @@ def run_and_signal(
     )
 
 
+def start_training(config: ICTConfig | FinetuneConfig) -> subprocess.Popen[bytes]:
+    """Starts a training in another process."""
+    command = "ict" if isinstance(config, ICTConfig) else "finetune"
+    code = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, command, *flags(dataclasses.asdict(config))],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def run_and_kill(config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
     """Trains in another process, which dies (as of kill -9) in the middle of a step."""
     done = run_and_signal(config, at_step=at_step, number=signal.SIGKILL)

@@ -54,6 +54,16 @@ class RetrieverConfig:
                 f"projection_dropout is {self.projection_dropout}; it must lie in [0, 1)"
             )
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training draws random numbers at all."""
+        rates = (
+            self.bert.hidden_dropout_prob,
+            self.bert.attention_probs_dropout_prob,
+            self.projection_dropout,
+        )
+        return any(rates)
+
 
 class Tower(nn.Module):
     """One encoder of the two: BERT, pooling, projection."""

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import write_json
@@ -27,58 +30,122 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The newest states of one training run, in ``folder``, with the configuration they belong to.
+    """Newest and best states of one training run, in ``folder``, with the configuration of them.
 
     A run that is started again with another configuration is refused rather than continued, once
-    there is a checkpoint to continue from.
+    there is a checkpoint to continue from. On other devices, or more or fewer processes, it
+    continues.
     """
 
     def __init__(self, folder: str | Path, *, config: dict[str, Any], keep: int = 2) -> None:
         # A URL such as gs://bucket/folder is one to Orbax too, and has no folders to make.
         remote = is_url(str(folder))
-        place: Any = epath.Path(folder) if remote else Path(folder).resolve()
-        place.mkdir(parents=True, exist_ok=True)
+        self._folder: Any = epath.Path(folder) if remote else Path(folder).resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics["loss"],
+            n=1,
+            reverse=True,
+            keep_checkpoints_without_metrics=False,
+        )
         self._checkpointer = ocp.training.Checkpointer(
-            place / "steps",
+            self._folder / "steps",
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.LatestN(keep),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
             cleanup_tmp_directories=True,
         )
-        described = place / "config.json"
+        self._losses: list[tuple[jax.Array, jax.Array]] = []
+        described = self._folder / "config.json"
         if described.exists() and self._checkpointer.latest is not None:
             before = json.loads(described.read_text(encoding="utf-8"))
-            refuse_changed_config(place, before, config)
-        if remote:
+            refuse_changed_config(self._folder, before, config)
+        if jax.process_index() == 0 and remote:
             described.write_text(json.dumps(config))
-        else:
+        elif jax.process_index() == 0:
             write_json(described, config)
 
     def restore(self, state: TrainState) -> TrainState:
-        """Returns the newest saved state with the shardings of ``state``, or ``state`` itself."""
-        latest = self._checkpointer.latest
-        if latest is None:
-            return state
-        logger.info("Continuing from the checkpoint of step %d.", latest.step)
-        return self._checkpointer.load(latest, jax.tree.map(ocp_abstract, state))
+        """Returns the newest saved state with the shardings of ``state``, or ``state`` itself.
+
+        A checkpoint that cannot be read, or that holds other numbers than were saved, is told of
+        and removed, and the one before is taken.
+
+        Raises:
+          OrqaError: All checkpoints are damaged.
+        """
+        found = sorted(self._checkpointer.checkpoints, key=lambda each: each.step, reverse=True)
+        shapes = jax.tree.map(_abstract, {"state": state, "bits": sum_bits(state)})
+        for checkpoint in found:
+            problem = ""
+            try:
+                saved = self._checkpointer.load(checkpoint, shapes)
+                if not np.array_equal(sum_bits(saved["state"]), saved["bits"]):
+                    problem = "it does not hold the numbers that were saved"
+            except Exception as error:
+                problem = _root_cause(error)
+            if not problem:
+                logger.info("Continuing from the checkpoint of step %d.", checkpoint.step)
+                return saved["state"]
+            logger.warning(
+                "The checkpoint of step %d is damaged (%s); trying the one before.",
+                *(checkpoint.step, problem),
+            )
+            if checkpoint is not found[-1]:
+                self._checkpointer.delete(checkpoint)
+        if found:
+            raise OrqaError(
+                f"All checkpoints in {self._folder} are damaged; delete that folder to begin again."
+            )
+        return state
+
+    def add_loss(self, loss: tuple[jax.Array, jax.Array]) -> None:
+        """Takes the loss of a step, as (sum, count), for the choice of the best checkpoint."""
+        self._losses.append(loss)
 
     def save(self, step: int, state: TrainState) -> None:
-        """Starts saving ``state``; the copy off the devices is done when this returns."""
-        self._checkpointer.save_async(step, state)
+        """Starts saving ``state``; the copy off the devices is done when this returns.
+
+        The best checkpoint is that of the lowest mean loss over the steps since the one before.
+        """
+        pairs = np.array(jax.device_get(self._losses), np.float64).reshape(-1, 2)
+        self._losses = []
+        loss = pairs[:, 0].sum() / max(pairs[:, 1].sum(), 1.0)
+        metrics = {"loss": float(loss)} if len(pairs) and np.isfinite(loss) else None
+        saved = {"state": state, "bits": sum_bits(state)}
+        self._checkpointer.save_async(step, saved, metrics=metrics)
 
     def close(self) -> None:
         """Waits until everything is on disk."""
         self._checkpointer.close()
 
 
-def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+@jax.jit
+def sum_bits(tree: Any) -> jax.Array:
+    """The sum of the bits of each array of ``tree`` as integers, uint32 [arrays], modulo 2**32.
+
+    It tells damage on the disk, on whatever devices and in whatever order it is summed.
+    """
+    words = [jax.lax.bitcast_convert_type(array, jnp.uint32) for array in jax.tree.leaves(tree)]
+    return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in words])
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+
+
+def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
 _PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"}
-# How a run is watched changes nothing about what it makes.
+# How a run is watched changes nothing about what it makes, how the work is divided nothing but the
+# last bits.
 _WATCHING = {"profile", "watch_questions", "watch_every"}
+_DIVISION = {"chunk_size", "parameter_shards", "workers"}
 
 
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -88,7 +155,7 @@ def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, A
     the paths lead to.
     """
     now = json.loads(json.dumps(now))
-    keys = (before.keys() | now.keys()) - _PLACES - _WATCHING
+    keys = (before.keys() | now.keys()) - _PLACES - _WATCHING - _DIVISION
     changed = sorted(key for key in keys if before.get(key) != now.get(key))
     if changed:
         listed = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in changed)
@@ -101,18 +168,24 @@ def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, A
 def save_model(
     folder: Path, *, kind: str, description: dict[str, Any], params: Params, tokenizer: WordPiece
 ) -> None:
-    """Writes a model folder; nothing that looks like one is there before it is complete."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    params = jax.device_get(params)
-    save_params(partial / "weights.safetensors", params)
-    tokenizer.save(partial / "tokenizer")
-    about = {"schema": MODEL_SCHEMA, "kind": kind, "tokenizer_fingerprint": tokenizer.fingerprint}
-    about["weights_fingerprint"] = fingerprint_params(params)
-    write_json(partial / "model.json", about | description)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    """Writes a model folder; nothing that looks like one is there before it is complete.
+
+    Of several processes the first one writes, and all return when it has.
+    """
+    if jax.process_index() == 0:
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        params = jax.device_get(params)
+        save_params(partial / "weights.safetensors", params)
+        tokenizer.save(partial / "tokenizer")
+        about = {"schema": MODEL_SCHEMA, "kind": kind}
+        about["tokenizer_fingerprint"] = tokenizer.fingerprint
+        about["weights_fingerprint"] = fingerprint_params(params)
+        write_json(partial / "model.json", about | description)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    multihost_utils.sync_global_devices(f"{folder} is written")
 
 
 def describe_model(folder: Path, *, kind: str) -> dict[str, Any]:

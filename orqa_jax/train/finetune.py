@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
@@ -30,17 +29,25 @@ from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
-from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.models.retriever import (
+    DualEncoder,
+    RetrieverConfig,
+    retriever_config_from_dict,
+)
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
 from orqa_jax.train.config import check_at_least
+from orqa_jax.train.inputs import batch_iterator, timed
 from orqa_jax.train.mesh import (
-    DATA_AXIS,
+    BATCH,
     accelerator_mesh,
     check_batch_size,
+    fetch_tree,
+    gathered,
+    jit_step,
     make_mesh,
     place_batch,
     tree_shardings,
@@ -121,7 +128,10 @@ class FinetuneConfig:
       search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
         faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
-      dtype: "float32", or "bfloat16" for accelerators.
+      dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
+        sums, scores and losses are float32 always.
+      parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
+        device a copy. The shares are gathered at the start of a step.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
@@ -160,6 +170,7 @@ class FinetuneConfig:
     search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    parameter_shards: int = 1
     seed: int = 0
     checkpoint_every: int = 50
     checkpoints: str = ""
@@ -176,7 +187,7 @@ class FinetuneConfig:
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
-        check_at_least(self, reader_layers=0, frozen_layers=0)
+        check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1)
         if self.retrieval not in ("callback", "two_phase"):
             raise OrqaError(
                 f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
@@ -222,8 +233,7 @@ def batches(
         rows = step_rows(count, config, step)[first_row : first_row + local_size]
         return question_batch(source, rows, question_length)
 
-    order = grain.MapDataset.range(first_step, steps).map(batch)
-    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+    return batch_iterator(batch, range(first_step, steps))
 
 
 # --- One step -------------------------------------------------------------------------------------
@@ -341,14 +351,18 @@ def train_step(
     models: Models,
     optimizer: optax.GradientTransformation,
     fetch: Any,
+    mesh: Mesh,
     early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
-    loss = functools.partial(orqa_loss, early_update=early_update)
-    gradients, metrics = jax.grad(loss, has_aux=True)(
-        state.params, models, batch, inside, jax.random.fold_in(key, state.step)
-    )
+
+    def loss(params: Params) -> tuple[jax.Array, Metrics]:
+        step_key = jax.random.fold_in(key, state.step)
+        whole = gathered(mesh, params)
+        return orqa_loss(whole, models, batch, inside, step_key, early_update=early_update)
+
+    gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
     return apply_gradients(state, gradients, optimizer), metrics
 
 
@@ -357,6 +371,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     source: BeamSource,
     mesh: Mesh,
+    shardings: Any,
     retrieval: str,
     *,
     early_update: bool = True,
@@ -364,23 +379,26 @@ def make_step(
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
     Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
+    ``shardings`` are those of the state.
     """
     step = functools.partial(
         train_step,
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
+        mesh=mesh,
         early_update=early_update,
     )
     if retrieval == "callback":
-        inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
+        inside = jit_step(lambda state, batch, key: step(state, batch, None, key), mesh, shardings)
         return inside, inside.trace
-    compiled = jax.jit(step, donate_argnums=0)
+    compiled = jit_step(step, mesh, shardings)
 
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
+    # Each process searches for the rows of its own devices, so the vectors have to lie there.
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, BATCH))
     def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
         question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
-        return models.question_vectors(state.params, batch, question_key)
+        return models.question_vectors(gathered(mesh, state.params), batch, question_key)
 
     def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = first_phase(state, batch, key)
@@ -390,7 +408,7 @@ def make_step(
     def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = jax.eval_shape(first_phase, state, batch, key)
         shapes = source.shapes(*question_BP.shape)
-        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+        sharding = NamedSharding(mesh, BATCH)
         beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
         return compiled.trace(state, batch, beam, key)
 
@@ -416,6 +434,33 @@ def initial_params(
     if config.evidence != "dense":
         params["sparse"] = initial_sparse_params()
     return reader_config, params
+
+
+def make_models(
+    config: FinetuneConfig, retriever_config: RetrieverConfig, reader_config: ReaderConfig
+) -> Models:
+    """The modules that ``config`` trains."""
+    dtype = jnp.dtype(config.dtype)
+    frozen_in_reader = min(config.frozen_layers, reader_config.bert.num_hidden_layers)
+    return Models(
+        DualEncoder(retriever_config, dtype, config.frozen_layers),
+        SpanReader(reader_config, dtype, frozen_in_reader),
+    )
+
+
+def make_finetune_optimizer(config: FinetuneConfig, steps: int) -> optax.GradientTransformation:
+    """The optimiser of a run of so many steps."""
+    warmup_steps = round(config.warmup_share * steps)
+    if config.optimizer == "bert":
+        warmup_steps = release_warmup(steps, config.warmup_share)
+    return make_optimizer(
+        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
+        name=config.optimizer,
+        weight_decay=config.weight_decay,
+        frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
+        faster=["reader/(?!bert/).*", "sparse/.*"],
+        faster_factor=config.head_learning_rate_factor,
+    )
 
 
 def open_source(
@@ -483,7 +528,7 @@ def finetune(config: FinetuneConfig) -> Path:
             f"The encoder {config.encoder} has another tokenizer than the corpus {config.corpus} "
             "was built with; give the encoder that the corpus and the retriever were made with."
         )
-    mesh = make_mesh()
+    mesh = make_mesh(parameter_shards=config.parameter_shards)
     check_batch_size(mesh, config.batch_size)
     source = open_source(config, store, about["weights_fingerprint"], tokenizer, examples)
     log_answers(source)
@@ -491,33 +536,24 @@ def finetune(config: FinetuneConfig) -> Path:
     retriever_config = dataclasses.replace(
         retriever_config, bert=with_dropout(retriever_config.bert, config.dropout)
     )
-    dtype = jnp.dtype(config.dtype)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     reader_config, params = initial_params(config, retriever_params, params_key)
-    models = Models(
-        DualEncoder(retriever_config, dtype, config.frozen_layers),
-        SpanReader(
-            reader_config, dtype, min(config.frozen_layers, reader_config.bert.num_hidden_layers)
-        ),
-    )
+    models = make_models(config, retriever_config, reader_config)
     steps = total_steps(len(examples), config)
-    warmup_steps = round(config.warmup_share * steps)
-    if config.optimizer == "bert":
-        warmup_steps = release_warmup(steps, config.warmup_share)
-    optimizer = make_optimizer(
-        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
-        name=config.optimizer,
-        weight_decay=config.weight_decay,
-        frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
-        faster=["reader/(?!bert/).*", "sparse/.*"],
-        faster_factor=config.head_learning_rate_factor,
-    )
+    optimizer = make_finetune_optimizer(config, steps)
     state = initial_state(params, optimizer)
-    state = jax.device_put(state, tree_shardings(mesh, state))
+    shardings = tree_shardings(mesh, state)
+    state = jax.device_put(state, shardings)
     checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function, trace = make_step(
-        models, optimizer, source, mesh, config.retrieval, early_update=config.early_update
+        models,
+        optimizer,
+        source,
+        mesh,
+        shardings,
+        config.retrieval,
+        early_update=config.early_update,
     )
     first_step = int(state.step)
     log = MetricsLog(
@@ -529,13 +565,14 @@ def finetune(config: FinetuneConfig) -> Path:
         batch_size=config.batch_size,
     )
     costs = StepCosts("finetune", mesh, config.batch_size, trace)
-    order = batches(source, config, about["question_length"], first_step, steps)
+    order = timed(batches(source, config, about["question_length"], first_step, steps))
     with stop_request() as stop:
-        for step, batch in enumerate(profiled(order, config.profile), first_step + 1):
+        for step, (batch, waited) in enumerate(profiled(order, config.profile), first_step + 1):
             placed = place_batch(mesh, batch)
             log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
             state, metrics = step_function(state, placed, dropout_key)
-            log.add(step, metrics)
+            log.add(step, metrics | {"input_wait": waited})
+            checkpoints.add_loss(metrics["loss"])
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == steps or stopping:
                 checkpoints.save(step, state)
@@ -558,7 +595,7 @@ def finetune(config: FinetuneConfig) -> Path:
             "retriever_fingerprint": about["weights_fingerprint"],
             "config": described,
         },
-        params=state.params,
+        params=fetch_tree(mesh, state.params),
         tokenizer=tokenizer,
     )
     return out / "model"

@@ -7,28 +7,39 @@ retriever must learn more than matching words; in one it stays, so that it learn
 
 import dataclasses
 import functools
+import itertools
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.losses import in_batch_softmax_loss
-from orqa_jax.models.bert import with_dropout
+from orqa_jax.models.bert import BertConfig, with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
+from orqa_jax.train.chunks import in_chunks
 from orqa_jax.train.config import check_at_least
-from orqa_jax.train.mesh import check_batch_size, make_mesh, place_batch, tree_shardings
+from orqa_jax.train.mesh import (
+    check_batch_size,
+    fetch_tree,
+    gathered,
+    jit_step,
+    make_mesh,
+    place_batch,
+    tree_shardings,
+)
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
 from orqa_jax.train.state import (
     SCHEDULES,
@@ -56,8 +67,13 @@ class ICTConfig:
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
       steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
-      batch_size: Pseudo-questions of one update; each has the blocks of all others as negatives.
-      exclude_duplicates: Another copy of the right block is no negative. In the 2019 release it is.
+      batch_size: Pseudo-questions of one update, on all devices together; each has the blocks of
+        all others as negatives.
+      chunk_size: Rows that one device encodes at a time, computing them again for the gradient: a
+        third more arithmetic, and memory for so many rows instead of for the batch. It divides
+        the rows of a device; 0 encodes all of them at once.
+      exclude_duplicates: Blocks that hold the pseudo-question's sentence too are no negatives. In
+        the 2019 release they are.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
       projection_learning_rate_factor: How much faster the new projection learns than the BERT.
       weight_decay: Decoupled, on all but biases and LayerNorm.
@@ -73,7 +89,11 @@ class ICTConfig:
       projection_init: "orthogonal", or "glorot_uniform" as in the 2019 release.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
-      dtype: "float32", or "bfloat16" for accelerators.
+      dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
+        sums, vectors and loss are float32 always.
+      parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
+        device a copy. The shares are gathered at the start of a step.
+      workers: Processes that prepare batches; 0 for a thread of this one.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
@@ -90,6 +110,7 @@ class ICTConfig:
     out: str
     steps: int = 1000
     batch_size: int = 32
+    chunk_size: int = 0
     exclude_duplicates: bool = True
     learning_rate: float = 5e-5
     projection_learning_rate_factor: float = 10.0
@@ -108,6 +129,8 @@ class ICTConfig:
     frozen_layers: int = 0
     dropout: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
+    parameter_shards: int = 1
+    workers: int = 0
     seed: int = 0
     checkpoint_every: int = 100
     checkpoints: str = ""
@@ -124,6 +147,7 @@ class ICTConfig:
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
         check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
+        check_at_least(self, chunk_size=0, parameter_shards=1, workers=0)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
             raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")
@@ -142,8 +166,10 @@ class ICTExamples:
 
     def __init__(self, store: BlockStore, *, seed: int, mask_rate: float) -> None:
         self._store, self._seed, self._mask_rate = store, seed, mask_rate
-        single_N = np.concatenate([np.diff(shard.sentence_offsets) == 1 for shard in store.shards])
-        self._multiple, self._single = np.flatnonzero(~single_N), np.flatnonzero(single_N)
+        sentences_N = np.concatenate([np.diff(shard.sentence_offsets) for shard in store.shards])
+        self._most_sentences = int(sentences_N.max())
+        self._multiple = np.flatnonzero(sentences_N > 1)
+        self._single = np.flatnonzero(sentences_N == 1)
         self._single_share = round((1.0 - mask_rate) * len(self._single))
         self.epoch_size = len(self._multiple) + self._single_share
         if not self.epoch_size:
@@ -168,13 +194,25 @@ class ICTExamples:
         start, end = bounds[sentence], bounds[sentence + 1]
         masked = len(bounds) > 2 and rng.random() < self._mask_rate
         context = np.concatenate([tokens[:start], tokens[end:]]) if masked else tokens
+        # What a block holds is told by the sentences it had, so that a copy of it whose own
+        # pseudo-question was taken out is still known as a copy.
+        hashes = np.zeros(self._most_sentences, np.int32)
+        hashes[: len(bounds) - 1] = [
+            sentence_hash(tokens[a:b]) for a, b in itertools.pairwise(bounds)
+        ]
         return {
             "block": np.int32(block),
-            "position": np.int32(position),
             "masked": np.bool_(masked),
+            "sentence_hashes": hashes,
+            "question_hash": hashes[sentence],
             "question": tokens[start:end],
             "context": context,
         }
+
+
+def sentence_hash(tokens: np.ndarray) -> np.int32:
+    """A number above 0 that equal sentences share, and different ones hardly ever."""
+    return np.int32(zlib.crc32(tokens.tobytes()) & 0x7FFFFFFE) + np.int32(1)
 
 
 def collate(
@@ -184,67 +222,125 @@ def collate(
     blocks = np.array([example["block"] for example in examples])
     question = [example["question"] for example in examples]
     context = inputs.ragged([example["context"] for example in examples])
-    positions = np.array([example["position"] for example in examples])
+    block = inputs.pair_inputs(tokenizer, store.titles(blocks), context, config.block_length)
+    del block["second_mask"]
+    hashes = np.stack([example["sentence_hashes"] for example in examples])
     return {
-        "block_id": blocks if config.exclude_duplicates else positions,
         "masked": np.array([example["masked"] for example in examples]),
+        "question_hash": np.array([example["question_hash"] for example in examples]),
+        "sentence_hashes": hashes if config.exclude_duplicates else hashes[:, :0],
         "question": inputs.question_inputs(tokenizer, question, config.question_length),
-        "block": inputs.pair_inputs(tokenizer, store.titles(blocks), context, config.block_length),
+        "block": block,
     }
 
 
-def batches(
-    store: BlockStore, tokenizer: WordPiece, config: ICTConfig, first_step: int
-) -> Iterator[dict[str, Any]]:
+def batch_shapes(config: ICTConfig, *, most_sentences: int) -> dict[str, Any]:
+    """Shapes and types of a whole batch, where no block has more than so many sentences."""
+
+    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
+
+    def encoder_inputs(length: int, *names: str) -> dict[str, jax.ShapeDtypeStruct]:
+        return {name: array(bool if name == "mask" else np.int32, length) for name in names}
+
+    return {
+        "masked": array(bool),
+        "question_hash": array(np.int32),
+        "sentence_hashes": array(np.int32, most_sentences if config.exclude_duplicates else 0),
+        "question": encoder_inputs(config.question_length, "token_ids", "mask"),
+        "block": encoder_inputs(config.block_length, "token_ids", "mask", "segment_ids"),
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _open_examples(
+    corpus: str, encoder: str, seed: int, mask_rate: float
+) -> tuple[BlockStore, WordPiece, ICTExamples]:
+    """What a worker process needs of the corpus, opened there once."""
+    store = BlockStore(Path(corpus))
+    examples = ICTExamples(store, seed=seed, mask_rate=mask_rate)
+    return store, WordPiece.load(Path(encoder)), examples
+
+
+def step_batch(config: ICTConfig, processes: int, process: int, step: int) -> dict[str, Any]:
+    """The rows that process number ``process`` has in the batch of ``step`` (counted from 0)."""
+    store, tokenizer, examples = _open_examples(
+        config.corpus, config.encoder, config.seed, config.mask_rate
+    )
+    rows = config.batch_size // processes
+    first = step * config.batch_size + process * rows
+    return collate(
+        [examples[position] for position in range(first, first + rows)], store, tokenizer, config
+    )
+
+
+def batches(config: ICTConfig, first_step: int) -> Iterator[dict[str, Any]]:
     """Yields this process's rows of the batch of each step from ``first_step`` on."""
-    examples = ICTExamples(store, seed=config.seed, mask_rate=config.mask_rate)
-    processes, process = jax.process_count(), jax.process_index()
-    local_size = config.batch_size // processes
-
-    def batch(step: int) -> dict[str, Any]:
-        first = step * config.batch_size + process * local_size
-        rows = [examples[position] for position in range(first, first + local_size)]
-        return collate(rows, store, tokenizer, config)
-
-    steps = grain.MapDataset.range(first_step, config.steps).map(batch)
-    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+    batch = functools.partial(step_batch, config, jax.process_count(), jax.process_index())
+    return inputs.batch_iterator(batch, range(first_step, config.steps), workers=config.workers)
 
 
 # --- One step ------------------------------------------------------------------------------------
 
 
+def encode(
+    params: Params, model: DualEncoder, method: str, arrays_BL: Any, key: jax.Array, **chunks: Any
+) -> jax.Array:
+    """Vectors [B, P] of a batch by one tower, with dropout; ``chunks`` are those of `in_chunks`.
+
+    Every row has a dropout key of its own, so that it drops the same in whichever chunk it is.
+    """
+    dropout = model.config.has_dropout
+
+    def encode_rows(rows: Any) -> jax.Array:
+        arrays_BL, keys_B = rows
+        apply = functools.partial(model.apply, {"params": params}, method=method)
+        if not dropout:
+            return apply(*arrays_BL)  # type: ignore[return-value]
+
+        def encode_row(arrays_L: Any, key: jax.Array) -> Any:
+            arrays_1L = (array[None] for array in arrays_L)
+            return apply(*arrays_1L, deterministic=False, rngs={"dropout": key})[0]
+
+        return jax.vmap(encode_row)(arrays_BL, keys_B)
+
+    keys_B = jax.random.split(key, len(arrays_BL[0])) if dropout else None
+    return in_chunks(encode_rows, (arrays_BL, keys_B), **chunks)
+
+
 def ict_loss(
-    params: Params, model: DualEncoder, batch: dict[str, Any], key: jax.Array
+    params: Params,
+    model: DualEncoder,
+    batch: dict[str, Any],
+    key: jax.Array,
+    *,
+    mesh: Mesh,
+    chunk_size: int = 0,
 ) -> tuple[jax.Array, Metrics]:
     """Mean in-batch softmax loss of a batch (section 5) and its metrics.
 
-    Another copy of the right block is no negative: it is taken out of the softmax.
+    The negatives of a question are the blocks of the whole batch, on whichever device they were
+    encoded, but for those that hold its sentence as well.
     """
     question_key, block_key = jax.random.split(key)
-    variables = {"params": params}
-    question_BP: Any = model.apply(
-        variables,
-        *(batch["question"][name] for name in ("token_ids", "mask")),
-        deterministic=False,
-        rngs={"dropout": question_key},
-        method="encode_questions",
-    )
-    block_BP: Any = model.apply(
-        variables,
-        *(batch["block"][name] for name in ("token_ids", "mask", "segment_ids")),
-        deterministic=False,
-        rngs={"dropout": block_key},
-        method="encode_blocks",
-    )
-    block_id_B = batch["block_id"]
-    target_B = jnp.arange(len(block_id_B))
-    allowed_BB = (block_id_B[:, None] != block_id_B) | (target_B[:, None] == target_B)
-    loss_B, correct_B = in_batch_softmax_loss(question_BP, block_BP, target_B, allowed_BB)
+    params = gathered(mesh, params)
+    encode_in_chunks = functools.partial(encode, params, model, mesh=mesh, chunk_size=chunk_size)
+    question = tuple(batch["question"][name] for name in ("token_ids", "mask"))
+    question_BP = encode_in_chunks("encode_questions", question, question_key)
+    block = tuple(batch["block"][name] for name in ("token_ids", "mask", "segment_ids"))
+    block_MP = gathered(mesh, encode_in_chunks("encode_blocks", block, block_key))
+
+    sentences_MS = gathered(mesh, batch["sentence_hashes"])
+    allowed_BM = ~(batch["question_hash"][:, None, None] == sentences_MS).any(axis=2)
+    target_B = jnp.arange(len(question_BP))
+    loss_B, correct_B = in_batch_softmax_loss(question_BP, block_MP, target_B, allowed_BM)
+    others_BM = allowed_BM & (target_B[:, None] != target_B)
     metrics = {
         "loss": mean_of(loss_B),
         "accuracy": mean_of(correct_B),
         "accuracy_masked": mean_of(correct_B, batch["masked"]),
         "accuracy_unmasked": mean_of(correct_B, ~batch["masked"]),
+        "negatives": mean_of(others_BM.sum(axis=1)),
     }
     return jnp.mean(loss_B), metrics
 
@@ -256,15 +352,62 @@ def train_step(
     *,
     model: DualEncoder,
     optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    chunk_size: int = 0,
 ) -> tuple[TrainState, Metrics]:
     """One update. The dropout of a step depends on ``key`` and the number of the step alone."""
-    gradients, metrics = jax.grad(ict_loss, has_aux=True)(
+    loss = functools.partial(ict_loss, mesh=mesh, chunk_size=chunk_size)
+    gradients, metrics = jax.grad(loss, has_aux=True)(
         state.params, model, batch, jax.random.fold_in(key, state.step)
     )
     return apply_gradients(state, gradients, optimizer), metrics
 
 
 # --- The whole run -------------------------------------------------------------------------------
+
+
+def make_model(config: ICTConfig, bert_config: BertConfig) -> DualEncoder:
+    """The dual encoder that ``config`` describes, around this BERT."""
+    retriever_config = RetrieverConfig(
+        bert=with_dropout(bert_config, config.dropout),
+        projection_size=config.projection_size,
+        pooling=config.pooling,
+        shared_towers=config.shared_towers,
+        layer_norm=config.projection_layer_norm,
+        projection_dropout=config.projection_dropout,
+        projection_init=config.projection_init,
+    )
+    return DualEncoder(retriever_config, jnp.dtype(config.dtype), config.frozen_layers)
+
+
+def make_ict_optimizer(config: ICTConfig) -> optax.GradientTransformation:
+    """The optimiser that ``config`` describes."""
+    return make_optimizer(
+        SCHEDULES[config.optimizer](config.learning_rate, config.warmup_steps, config.steps),
+        name=config.optimizer,
+        weight_decay=config.weight_decay,
+        frozen=frozen_layer_patterns("[a-z_]*encoder", config.frozen_layers),
+        # Not those of the same name inside BERT.
+        faster=["[a-z_]*encoder/(projection|norm)/.*"],
+        faster_factor=config.projection_learning_rate_factor,
+    )
+
+
+def make_step(
+    config: ICTConfig,
+    model: DualEncoder,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    shardings: Any,
+) -> Any:
+    """Returns ``step(state, batch, key) -> (state, metrics)``, jitted; the given state is used up.
+
+    ``shardings`` are those of the state.
+    """
+    step = functools.partial(
+        train_step, model=model, optimizer=optimizer, mesh=mesh, chunk_size=config.chunk_size
+    )
+    return jit_step(step, mesh, shardings)
 
 
 def pretrain(config: ICTConfig) -> Path:
@@ -288,36 +431,17 @@ def pretrain(config: ICTConfig) -> Path:
             f"The corpus {config.corpus} was built with another tokenizer than the encoder "
             f"{config.encoder} has; build the corpus again with --encoder {config.encoder}."
         )
-    mesh = make_mesh()
-    check_batch_size(mesh, config.batch_size)
-    retriever_config = RetrieverConfig(
-        bert=with_dropout(bert_config, config.dropout),
-        projection_size=config.projection_size,
-        pooling=config.pooling,
-        shared_towers=config.shared_towers,
-        layer_norm=config.projection_layer_norm,
-        projection_dropout=config.projection_dropout,
-        projection_init=config.projection_init,
-    )
-    model = DualEncoder(retriever_config, jnp.dtype(config.dtype), config.frozen_layers)
+    mesh = make_mesh(parameter_shards=config.parameter_shards)
+    check_batch_size(mesh, config.batch_size, config.chunk_size)
+    model = make_model(config, bert_config)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    optimizer = make_optimizer(
-        SCHEDULES[config.optimizer](config.learning_rate, config.warmup_steps, config.steps),
-        name=config.optimizer,
-        weight_decay=config.weight_decay,
-        frozen=frozen_layer_patterns("[a-z_]*encoder", config.frozen_layers),
-        # Not those of the same name inside BERT.
-        faster=["[a-z_]*encoder/(projection|norm)/.*"],
-        faster_factor=config.projection_learning_rate_factor,
-    )
-    params = init_dual_encoder(retriever_config, params_key, bert_params)
-    state = initial_state(params, optimizer)
-    state = jax.device_put(state, tree_shardings(mesh, state))
+    optimizer = make_ict_optimizer(config)
+    state = initial_state(init_dual_encoder(model.config, params_key, bert_params), optimizer)
+    shardings = tree_shardings(mesh, state)
+    state = jax.device_put(state, shardings)
     checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function = jax.jit(
-        functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
-    )
+    step_function = make_step(config, model, optimizer, mesh, shardings)
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -336,15 +460,16 @@ def pretrain(config: ICTConfig) -> Path:
             question_length=config.question_length,
             block_length=config.block_length,
         )
-    order = profiled(batches(store, tokenizer, config, first_step), config.profile)
+    order = profiled(inputs.timed(batches(config, first_step)), config.profile)
     with stop_request() as stop:
-        for step, batch in enumerate(order, first_step + 1):
+        for step, (batch, waited) in enumerate(order, first_step + 1):
             placed = place_batch(mesh, batch)
             log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
             state, metrics = step_function(state, placed, dropout_key)
+            checkpoints.add_loss(metrics["loss"])
             if config.watch_questions and step % config.watch_every == 0:
                 metrics |= watch_recall(state.params, model, mesh, sample)
-            log.add(step, metrics)
+            log.add(step, metrics | {"input_wait": waited})
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == config.steps or stopping:
                 checkpoints.save(step, state)
@@ -357,12 +482,12 @@ def pretrain(config: ICTConfig) -> Path:
         out / "model",
         kind=MODEL_KIND,
         description={
-            "retriever": dataclasses.asdict(retriever_config),
+            "retriever": dataclasses.asdict(model.config),
             "question_length": config.question_length,
             "block_length": config.block_length,
             "config": described,
         },
-        params=state.params,
+        params=fetch_tree(mesh, state.params),
         tokenizer=tokenizer,
     )
     return out / "model"

@@ -1,8 +1,14 @@
-"""Padded encoder inputs from wordpieces: the one place where [CLS], [SEP] and padding are set."""
+"""Padded encoder inputs from wordpieces, the one place where [CLS], [SEP] and padding are set; and
+the order in which batches of them are made ahead of the step that needs them.
+"""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import grain
 import numpy as np
+from absl import flags
 
 from orqa_jax.corpus.store import Ragged
 from orqa_jax.text.wordpiece import WordPiece
@@ -69,3 +75,42 @@ def ragged(rows: Sequence[np.ndarray]) -> Ragged:
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     values = np.concatenate(rows) if rows else np.zeros(0, np.int32)
     return Ragged(values.astype(np.int32), offsets)
+
+
+# Batches that wait ready for their step, and threads that make them where no processes do.
+_BATCHES_AHEAD = 4
+
+
+def batch_iterator(
+    batch: Callable[[int], Any], steps: range, *, workers: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yields ``batch(step)`` for each of ``steps`` in their order, made ahead of time.
+
+    With ``workers``, so many processes make them; ``batch`` is then sent there by pickle, and must
+    not touch jax.
+    """
+    order: Any = (
+        grain.MapDataset.source(steps)
+        .map(batch)
+        .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BATCHES_AHEAD))
+    )
+    if workers:
+        if (
+            not flags.FLAGS.is_parsed()
+        ):  # Grain asks for flags of its own, which only absl's app sets
+            flags.FLAGS.mark_as_parsed()
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+        order = order.mp_prefetch(options)
+    return iter(order)
+
+
+def timed(batches: Iterable[Any]) -> Iterator[tuple[Any, tuple[float, float]]]:
+    """Yields each batch and a metric, the share of its step for which the loop waited for it.
+
+    The devices still work on the step before at that time, so their own wait is shorter.
+    """
+    before = asked = time.perf_counter()
+    for batch in batches:
+        now = time.perf_counter()
+        yield batch, (now - asked, now - before)
+        before, asked = now, time.perf_counter()

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
@@ -27,7 +27,7 @@ from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.inputs import Inputs, pair_inputs, question_inputs, ragged
 from orqa_jax.train.labels import blocks_with_answer, spans_matching
-from orqa_jax.train.mesh import DATA_AXIS
+from orqa_jax.train.mesh import BATCH
 
 Beam = dict[str, Any]
 
@@ -182,23 +182,27 @@ class BeamSource:
 
     def shapes(self, batch_size: int, projection_size: int) -> Any:
         """Shapes and types of what ``fetch`` returns for ``batch_size`` questions."""
-        sizes = self.sizes
-        questions_read = sizes.questions_read(batch_size)
-        read = (questions_read, min(sizes.read, sizes.early), sizes.reader_length)
-        early = (batch_size, sizes.early)
-        shape = jax.ShapeDtypeStruct
-        return {
-            "block_ids": shape(early, np.int32),
-            "vectors": shape((*early, projection_size), np.float32),
-            "early_correct": shape(early, np.bool_),
-            "readable": shape((batch_size,), np.bool_),
-            "read": shape((questions_read,), np.int32),
-            "token_ids": shape(read, np.int32),
-            "mask": shape(read, np.bool_),
-            "segment_ids": shape(read, np.int32),
-            "span_mask": shape((*read, sizes.span_width), np.bool_),
-            "span_correct": shape((*read, sizes.span_width), np.bool_),
-        }
+        return beam_shapes(self.sizes, batch_size, projection_size)
+
+
+def beam_shapes(sizes: BeamSizes, batch_size: int, projection_size: int) -> Any:
+    """Shapes and types of the beams of ``batch_size`` questions, see ``BeamSource.fetch``."""
+    questions_read = sizes.questions_read(batch_size)
+    read = (questions_read, min(sizes.read, sizes.early), sizes.reader_length)
+    early = (batch_size, sizes.early)
+    shape = jax.ShapeDtypeStruct
+    return {
+        "block_ids": shape(early, np.int32),
+        "vectors": shape((*early, projection_size), np.float32),
+        "early_correct": shape(early, np.bool_),
+        "readable": shape((batch_size,), np.bool_),
+        "read": shape((questions_read,), np.int32),
+        "token_ids": shape(read, np.int32),
+        "mask": shape(read, np.bool_),
+        "segment_ids": shape(read, np.int32),
+        "span_mask": shape((*read, sizes.span_width), np.bool_),
+        "span_correct": shape((*read, sizes.span_width), np.bool_),
+    }
 
 
 def reader_inputs(
@@ -301,11 +305,10 @@ def fetch_by_callback(
         shapes = source.shapes(rows_b.shape[0], projection_size)
         beam = jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
         # From the rows of this device to those of the whole batch.
-        beam["read"] += jax.lax.axis_index(DATA_AXIS) * rows_b.shape[0]
+        beam["read"] += jax.lax.axis_index(BATCH[0]) * rows_b.shape[0]
         return beam
 
-    rows = PartitionSpec(DATA_AXIS)
-    mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
+    mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(BATCH, BATCH), out_specs=BATCH)
     return mapped(rows_B, jax.lax.stop_gradient(question_BP))
 
 

@@ -71,7 +71,7 @@ def stop_request() -> Iterator[StopRequest]:
     it stays ignored.
     """
     request = StopRequest()
-    before: dict[int, Any] = {}
+    before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         # Between several processes, SIGTERM is handled by jax.
         one = jax.process_count() == 1

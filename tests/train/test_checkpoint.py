@@ -10,7 +10,13 @@ from tiny_world import equal_trees, vocabulary
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.wordpiece import WordPiece
-from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
+from orqa_jax.train.checkpoint import (
+    Checkpoints,
+    is_finished,
+    load_model,
+    save_model,
+    sum_bits,
+)
 from orqa_jax.train.mesh import make_mesh, tree_shardings
 from orqa_jax.train.state import TrainState, initial_state
 
@@ -151,3 +157,75 @@ def test_other_settings_are_refused_by_name(tmp_path):
     assert "rate" not in str(raised.value)
     # A run folder may be moved: where things lie is no setting.
     Checkpoints(tmp_path, config={"seed": 0, "rate": 0.1, "out": "elsewhere"}).close()
+
+
+def large_state(step):
+    """One whose numbers are most of what is on the disk."""
+    values = np.random.default_rng(step).standard_normal((64, 64)).astype(np.float32)
+    state = initial_state({"w": jnp.asarray(values)}, optax.sgd(0.1)).replace(step=jnp.int32(step))
+    return jax.device_put(state, tree_shardings(make_mesh(), state))
+
+
+def checkpointed(folder, *, losses=(3.0, 1.0, 2.0, 4.0)):
+    checkpoints = Checkpoints(folder, config={})
+    for number, loss in enumerate(losses, 1):
+        step = 2 * number
+        checkpoints.add_loss((jnp.float32(3 * loss), jnp.float32(4)))
+        checkpoints.add_loss((jnp.float32(5 * loss), jnp.float32(4)))
+        checkpoints.save(step, large_state(step))
+    checkpoints.close()
+    return sorted(int(path.name) for path in (folder / "steps").iterdir() if path.name.isdigit())
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    assert checkpointed(tmp_path) == [4, 6, 8]
+    assert checkpointed(tmp_path / "n", losses=(3.0, float("nan"), 2.0, 4.0)) == [6, 8]
+
+
+def damage_largest(folder, how):
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = largest.read_bytes()
+    if how == "torn":
+        largest.write_bytes(content[: len(content) // 2])
+    elif how == "missing":
+        largest.unlink()
+    else:
+        middle = len(content) // 2
+        largest.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+
+
+# Orbax leaves the reads of the other arrays behind.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["torn", "missing", "one bit"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, how):
+    checkpointed(tmp_path)
+    damage_largest(tmp_path / "steps" / "8", how)
+    checkpoints = Checkpoints(tmp_path, config={})
+    found = checkpoints.restore(large_state(0))
+    equal_trees(found, large_state(6))
+    (message,) = [m for m in caplog.messages if "is damaged" in m]
+    assert "The checkpoint of step 8" in message
+    assert len(message) < 400
+    checkpoints.save(8, large_state(8))  # takes its place
+    checkpoints.close()
+    again = Checkpoints(tmp_path, config={})
+    equal_trees(again.restore(large_state(0)), large_state(8))
+    again.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nothing_but_damaged_checkpoints_is_told(tmp_path):
+    for step in checkpointed(tmp_path):
+        damage_largest(tmp_path / "steps" / str(step), "torn")
+    checkpoints = Checkpoints(tmp_path, config={})
+    with pytest.raises(OrqaError, match=r"All checkpoints .* damaged"):
+        checkpoints.restore(large_state(0))
+    checkpoints.close()
+
+
+def test_changed_bits_change_the_sum():
+    values = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(-5)}
+    expected = [
+        int(np.asarray(x).ravel().view(np.uint32).sum(dtype=np.uint32)) for x in values.values()
+    ]
+    assert sum_bits(values).tolist() == expected

@@ -275,12 +275,13 @@ def step(retriever, source):
     optimizer = optax.sgd(1.0)
 
     @functools.cache
-    def step_function(devices, retrieval):
-        mesh = make_mesh(jax.devices()[:devices])
-        return mesh, make_step(models, optimizer, source, mesh, retrieval)[0]
+    def step_function(devices, retrieval, shards):
+        mesh = make_mesh(jax.devices()[:devices], parameter_shards=shards)
+        shardings = tree_shardings(mesh, jax.eval_shape(lambda: initial_state(params, optimizer)))
+        return mesh, make_step(models, optimizer, source, mesh, shardings, retrieval)[0]
 
-    def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21)):
-        mesh, function = step_function(devices, retrieval)
+    def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21), shards=1):
+        mesh, function = step_function(devices, retrieval, shards)
         state = initial_state(params, optimizer)
         state = jax.device_put(state, tree_shardings(mesh, state))
         batch = place_batch(mesh, question_batch(source, np.array(rows), 32))
@@ -304,6 +305,13 @@ def test_eight_devices_do_what_one_does(step):
     of_eight, of_one = step(8, "two_phase"), step(1, "two_phase")
     equal_trees(of_eight[1], of_one[1], rtol=1e-5)
     equal_trees(of_eight[0], of_one[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.timeout(250)
+def test_parameters_in_shares_do_what_copies_do(step):
+    shares, copies = step(8, "callback", shards=4), step(8, "two_phase")
+    equal_trees(shares[1], copies[1], rtol=1e-5)
+    equal_trees(shares[0], copies[0], rtol=1e-3, atol=1e-5)
 
 
 def test_question_tower_and_reader_both_learn(step):

@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import itertools
 import signal
+import time
 from collections import Counter
 
 import jax
@@ -19,6 +20,7 @@ from tiny_world import (
     metrics_of,
     run_and_kill,
     run_and_signal,
+    start_training,
     vocabulary,
     world,
     write_jsonl,
@@ -26,6 +28,7 @@ from tiny_world import (
 
 from orqa_jax.corpus.build import build_corpus
 from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import load_bert
 from orqa_jax.text.wordpiece import WordPiece
@@ -36,10 +39,12 @@ from orqa_jax.train.ict import (
     batches,
     collate,
     ict_loss,
+    make_step,
     pretrain,
-    train_step,
+    step_batch,
 )
 from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
+from orqa_jax.train.plan import find_collectives
 from orqa_jax.train.state import initial_state
 
 
@@ -153,21 +158,48 @@ def test_a_batch_is_its_examples_padded(tmp_path):
         used = batch["block"]["mask"][row]
         assert batch["block"]["token_ids"][row][used].tolist() == expected
         assert batch["block"]["segment_ids"][row].sum() == len(context) + 1
-        assert batch["block_id"][row] == example["block"]
         assert batch["masked"][row] == example["masked"]
+        block = int(example["block"])
+        place = sentences(block).index(example["question"].tolist())
+        hashes = batch["sentence_hashes"][row]
+        assert (hashes > 0).sum() == len(sentences(block))
+        assert batch["question_hash"][row] == hashes[place]
+    by_sentence = {}
+    for row, example in enumerate(rows):
+        for place, sentence in enumerate(sentences(int(example["block"]))):
+            by_sentence.setdefault(tuple(sentence), set()).add(batch["sentence_hashes"][row, place])
+    assert all(len(hashes) == 1 for hashes in by_sentence.values())
+    assert len(set.union(*by_sentence.values())) == len(by_sentence)
+    all_count = collate(
+        rows, store, tokenizer, dataclasses.replace(config, exclude_duplicates=False)
+    )
+    assert all_count["sentence_hashes"].shape == (20, 0)
 
 
 def test_batches_continue_at_any_step(tmp_path):
     config = ict_config(tmp_path, steps=9, batch_size=16)
-    store, tokenizer = world().store, world().tokenizer
-    whole = list(batches(store, tokenizer, config, 0))
+    whole = list(batches(config, 0))
     assert len(whole) == 9
     source = examples()
     for step, batch in enumerate(whole):
-        expected = [source[position]["block"] for position in range(16 * step, 16 * step + 16)]
-        assert batch["block_id"].tolist() == expected
-    rest = list(batches(store, tokenizer, config, 6))
-    for expected, found in zip(whole[6:], rest, strict=True):
+        rows = [source[position] for position in range(16 * step, 16 * step + 16)]
+        equal_trees(batch, collate(rows, world().store, world().tokenizer, config))
+    for expected, found in zip(whole[6:], batches(config, 6), strict=True):
+        equal_trees(found, expected)
+
+
+def test_processes_share_a_batch_by_rows(tmp_path):
+    config = ict_config(tmp_path, batch_size=12)
+    whole = step_batch(config, 1, 0, 5)
+    parts = [step_batch(config, 3, process, 5) for process in range(3)]
+    equal_trees(jax.tree.map(lambda *rows: np.concatenate(rows), *parts), whole)
+
+
+def test_workers_make_the_same_batches(tmp_path):
+    config = ict_config(tmp_path, steps=5)
+    for expected, found in zip(
+        batches(config, 1), batches(dataclasses.replace(config, workers=2), 1), strict=True
+    ):
         equal_trees(found, expected)
 
 
@@ -177,33 +209,43 @@ def test_batches_continue_at_any_step(tmp_path):
 class GivenVectors:
     """Stands where the dual encoder stands; its parameters are the vectors themselves."""
 
-    def apply(self, variables, *inputs, method, deterministic, rngs):
+    config = RetrieverConfig(with_dropout(load_bert(world().encoder)[0], 0.0))
+
+    def apply(self, variables, *inputs, method):
         return variables["params"][method]
 
 
 def test_loss_and_metrics_of_given_vectors():
     rng = np.random.default_rng(0)
     question_BP, block_BP = rng.standard_normal((2, 6, 4)).astype(np.float32)
-    block_id = np.array([3, 5, 3, 7, 8, 5])
+    # The sentences of each block, and the one that is asked for. Block 2 is a copy of block 0, and
+    # block 4 has a sentence of block 1, which asks for that one.
+    sentences = np.array([[3, 4], [5, 6], [3, 4], [7, 0], [8, 6], [9, 0]], np.int32)
+    asked = np.array([3, 6, 4, 7, 8, 9], np.int32)
     masked = np.array([True, False, True, True, False, True])
-    block_BP[2], block_BP[5] = block_BP[0], block_BP[1]
-    inputs = dict.fromkeys(("token_ids", "mask", "segment_ids"))
-    batch = {"block_id": block_id, "masked": masked, "question": inputs, "block": inputs}
+    inputs = dict.fromkeys(("token_ids", "mask", "segment_ids"), np.zeros((6, 1), np.int32))
+    batch = {"question_hash": asked, "sentence_hashes": sentences, "masked": masked}
+    batch |= {"question": inputs, "block": inputs}
     params = {"encode_questions": question_BP, "encode_blocks": block_BP}
-    loss, metrics = ict_loss(params, GivenVectors(), jax.tree.map(jnp.asarray, batch), KEY)
+    batch, params = jax.tree.map(jnp.asarray, (batch, params))
+    loss_function = functools.partial(ict_loss, mesh=make_mesh(jax.devices()[:1]))
+    loss, metrics = jax.jit(loss_function, static_argnums=1)(params, GivenVectors(), batch, KEY)
 
-    losses, correct = [], []
+    losses, correct, negatives = [], [], []
     for row in range(6):
-        kept = [j for j in range(6) if j == row or block_id[j] != block_id[row]]
+        kept = [j for j in range(6) if j == row or asked[row] not in sentences[j]]
         scores = {j: float(question_BP[row].astype(np.float64) @ block_BP[j]) for j in kept}
         losses.append(np.log(sum(np.exp(list(scores.values())))) - scores[row])
         correct.append(max(scores, key=scores.__getitem__) == row)
+        negatives.append(len(kept) - 1)
+    assert negatives == [4, 4, 4, 5, 5, 5]
     assert float(loss) == pytest.approx(np.mean(losses), rel=1e-5)
     correct = np.array(correct)
     assert [float(x) for x in metrics["loss"]] == pytest.approx([sum(losses), 6], rel=1e-5)
     assert [float(x) for x in metrics["accuracy"]] == [correct.sum(), 6]
     assert [float(x) for x in metrics["accuracy_masked"]] == [correct[masked].sum(), 4]
     assert [float(x) for x in metrics["accuracy_unmasked"]] == [correct[~masked].sum(), 2]
+    assert [float(x) for x in metrics["negatives"]] == [27, 6]
 
 
 KEY = jax.random.key(5)
@@ -223,32 +265,73 @@ def step():
     rows = [source[position] for position in range(16)]
     batch = collate(rows, world().store, world().tokenizer, config)
     optimizer = optax.sgd(1.0)
-    compiled = jax.jit(
-        functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
-    )
 
-    def run(devices, number=0):
-        mesh = make_mesh(jax.devices()[:devices])
+    def run(devices, *, number=0, chunk_size=0, shards=1):
+        mesh = make_mesh(jax.devices()[:devices], parameter_shards=shards)
         state = initial_state(params, optimizer).replace(step=jnp.int32(number))
-        state = jax.device_put(state, tree_shardings(mesh, state))
-        state, metrics = compiled(state, place_batch(mesh, batch), KEY)
+        shardings = tree_shardings(mesh, state)
+        state = jax.device_put(state, shardings)
+        settings = dataclasses.replace(config, chunk_size=chunk_size)
+        function = make_step(settings, model, optimizer, mesh, shardings)
+        placed = place_batch(mesh, batch)
+        program = function.lower(state, placed, KEY).compile()
+        state, metrics = program(state, placed, KEY)
         gradients = jax.tree.map(lambda a, b: a - np.asarray(b), params, state.params)
-        return int(state.step), gradients, jax.device_get(metrics)
+        return int(state.step), gradients, jax.device_get(metrics), state, program.as_text()
 
-    return run
+    return functools.cache(run)
+
+
+def same_step(found, expected):
+    assert found[0] == expected[0] == 1
+    equal_trees(found[1], expected[1], rtol=1e-3, atol=1e-5)
+    equal_trees(found[2], expected[2], rtol=1e-5)
 
 
 def test_eight_devices_do_what_one_does(step):
-    of_one, of_eight = step(1), step(8)
-    assert of_one[0] == of_eight[0] == 1
-    assert max(np.abs(g).max() for g in jax.tree.leaves(of_one[1])) > 0.1
-    equal_trees(of_eight[1], of_one[1], rtol=1e-3, atol=1e-5)
-    equal_trees(of_eight[2], of_one[2], rtol=1e-5)
+    assert max(np.abs(g).max() for g in jax.tree.leaves(step(1)[1])) > 0.1
+    same_step(step(8), step(1))
+
+
+def test_chunks_do_what_the_whole_batch_does(step):
+    same_step(step(2, chunk_size=2), step(1))
+
+
+def test_parameters_in_shares_do_what_copies_do(step):
+    found = step(8, shards=4, chunk_size=1)
+    same_step(found, step(1))
+    kernel = found[3].params["block_encoder"]["bert"]["layer_1"]["query"]["kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(8, 32)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"), [(8, {}), (2, {"chunk_size": 2}), (8, {"shards": 4, "chunk_size": 1})]
+)
+def test_embeddings_are_gathered_and_gradients_reduced_but_no_activations_move(
+    step, devices, options
+):
+    moved = list(find_collectives(step(devices, **options)[4], devices))
+    shapes = {
+        kind: {
+            tuple(size for size in s if size > 1) for m in moved if m.kind == kind for s in m.shapes
+        }
+        for kind in {m.kind for m in moved}
+    }
+    params = {param.shape for param in jax.tree.leaves(step(1)[1])}
+    # Of the position table, only the rows of a sequence have a gradient.
+    gradients = params - {(96, 32)} | {(32, 32), (48, 32)}
+    gradients |= {shape[::-1] for shape in gradients}
+    embeddings, hashes = (16, 16), (16, 3)
+    assert embeddings in shapes["all-gather"]
+    assert params - {(96, 32), (32, 16)} <= shapes["all-reduce"]
+    assert shapes.keys() == {"all-gather", "all-reduce"}
+    assert shapes["all-reduce"] <= gradients | {embeddings, ()}
+    gathered = {embeddings, hashes, (16,)}
+    assert shapes["all-gather"] <= (gathered | params if "shards" in options else gathered)
 
 
 def test_dropout_depends_on_the_step(step):
-    first, again, second = step(8), step(8), step(8, number=1)
-    equal_trees(first[2], again[2])
+    first, second = step(8), step(8, number=1)
     assert first[2]["loss"][0] != second[2]["loss"][0]
 
 
@@ -302,6 +385,41 @@ def test_a_run_that_is_asked_to_stop_saves_its_step(tmp_path, number, status, li
     assert (tmp_path / weights).read_bytes() == (indexed_run() / "ict" / weights).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    """Also between a checkpoint's first file and its last, as one is written after every step."""
+    settings = {"corpus": str(indexed_run() / "corpus"), "steps": 200, "checkpoint_every": 1}
+    config = ict_config(tmp_path / "killed", **settings, log_every=1)
+    rng = np.random.default_rng(0)
+    kills = 0
+    while kills < 20:
+        process = start_training(config)
+        newest = newest_step(tmp_path / "killed")
+        deadline = time.monotonic() + 200
+        while newest_step(tmp_path / "killed") == newest and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.5))
+        assert process.poll() is None, "finished before it was killed so many times"
+        process.kill()
+        process.wait()
+        kills += 1
+    pretrain(config)
+    whole = ict_config(tmp_path / "whole", **settings, log_every=1)
+    pretrain(whole)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / "killed" / weights).read_bytes() == (
+        tmp_path / "whole" / weights
+    ).read_bytes()
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def newest_step(out):
+    steps = [int(path.name) for path in out.glob("checkpoints/steps/[0-9]*") if path.name.isdigit()]
+    return max(steps, default=0)
+
+
 def test_training_moves_what_it_should(tmp_path):
     """The projection ten times as far as the BERT, which goes the sum of the learning rates."""
     bert_config, bert_params = load_bert(world().encoder)
@@ -351,6 +469,8 @@ def test_an_encoder_of_another_vocabulary_is_refused(tmp_path):
         {"steps": -1},
         {"batch_size": 0},
         {"batch_size": 12},  # of 8 devices
+        {"chunk_size": 3, "batch_size": 32},  # of 4 rows a device
+        {"parameter_shards": 3},  # of 8 devices
         {"log_every": 0},
         {"checkpoint_every": -1},
         {"mask_rate": 1.5},

@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.train.mesh import check_batch_size, make_mesh, place_batch, tree_shardings
+from orqa_jax.train.mesh import check_batch_size, fetch_tree, make_mesh, place_batch, tree_shardings
 
 
 def test_a_batch_is_split_over_all_devices():
@@ -36,8 +36,40 @@ def test_batch_sizes():
     check_batch_size(make_mesh(), 24)
     with pytest.raises(OrqaError, match=r"batch_size 12 .* multiple of 8"):
         check_batch_size(make_mesh(), 12)
+    check_batch_size(make_mesh(), 48, chunk_size=3)
+    check_batch_size(make_mesh(), 48, chunk_size=100)
+    with pytest.raises(OrqaError, match=r"chunk_size 4 .* 6 rows"):
+        check_batch_size(make_mesh(), 48, chunk_size=4)
 
 
 def test_a_batch_of_nothing_is_refused():
     with pytest.raises(OrqaError, match="batch_size 0"):
         check_batch_size(make_mesh(), 0)
+
+
+def test_parameters_lie_in_shares_and_the_batch_on_all_devices():
+    mesh = make_mesh(parameter_shards=4)
+    tree = {"mu": {"bert": {"embeddings": {"word": np.zeros((7, 8)), "norm": np.zeros(8)}}}}
+    tree["mu"]["kernel"] = np.zeros((12, 5))
+    found = tree_shardings(mesh, tree)
+    shapes = jax.tree.map(lambda s, x: s.shard_shape(x.shape), found, tree)
+    assert shapes["mu"] == {
+        "bert": {"embeddings": {"word": (7, 2), "norm": (8,)}},
+        "kernel": (3, 5),
+    }
+    rows = place_batch(mesh, np.arange(16))
+    assert [shard.data.tolist() for shard in rows.addressable_shards] == [
+        [2 * device, 2 * device + 1] for device in range(8)
+    ]
+    placed = jax.device_put(tree, found)
+    for shape, whole in zip(
+        jax.tree.leaves(tree), jax.tree.leaves(fetch_tree(mesh, placed)), strict=True
+    ):
+        np.testing.assert_array_equal(whole, shape)
+
+
+def test_shares_that_do_not_come_out_even_are_refused():
+    with pytest.raises(OrqaError, match=r"parameter_shards is 3.* 8 devices"):
+        make_mesh(parameter_shards=3)
+    with pytest.raises(OrqaError, match=r"parameter_shards is 4.* 6 .*tower/kernel"):
+        tree_shardings(make_mesh(parameter_shards=4), {"tower": {"kernel": np.zeros((6, 8))}})
