@@ -8,8 +8,8 @@ Each system answers batches of questions over made-up vectors of 128 dimensions:
 or around 5,000 centres and with deviations that shrink from dimension to dimension, as those of
 real encoders do. Systems take turns, so that other work on the machine strikes all of them alike. A
 cell has the least clock time of a batch in milliseconds, the least CPU time in brackets, and recall
-where the system approximates. `scann` is the bare library on the searcher that `orqa_scann` built, with
-the same effort. `faiss_*` needs faiss-cpu.
+where the system approximates. `scann` is the bare library on the searcher that `orqa_scann` built,
+with the same effort. `faiss_*` needs faiss-cpu.
 """
 
 import argparse

@@ -8,7 +8,6 @@ topology. Needs libtpu, and no TPU. Nothing is run: times are the compiler's est
 
 import argparse
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +42,8 @@ def main() -> None:
         compiled = jax.jit(program).lower(vectors, questions).compile()
         memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
         assert memory is not None
+        seconds = cost.get("optimal_seconds", -1.0)
+        estimate = f"{1000 * seconds:.2f} ms" if seconds > 0 else "none (it could not say)"
         total = memory.argument_size_in_bytes + memory.output_size_in_bytes
         total += memory.temp_size_in_bytes
         print(
@@ -50,7 +51,7 @@ def main() -> None:
             f" ({memory.argument_size_in_bytes / 2**30:.2f} of vectors,"
             f" {memory.temp_size_in_bytes / 2**30:.2f} in between);"
             f" {cost['bytes accessed'] / 1e9:.2f} GB moved,"
-            f" the compiler's estimate is {1000 * cost.get('optimal_seconds', math.nan):.2f} ms",
+            f" the compiler's estimate is {estimate}",
             flush=True,
         )
 
