@@ -50,9 +50,8 @@ def main() -> None:
             found = pool.apply(search, (options.folder, way, options.batch, options.k))
         truth = truth or found
         for k, ids_BK in found.items():
-            recall = np.mean(
-                [len(np.intersect1d(*rows)) / k for rows in zip(ids_BK, truth[k], strict=True)]
-            )
+            pairs = zip(ids_BK, truth[k], strict=True)
+            recall = np.mean([len(np.intersect1d(*rows)) / k for rows in pairs])
             print(f"{way}: recall@{k} {recall:.4f}", flush=True)
 
 

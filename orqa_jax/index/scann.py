@@ -5,16 +5,18 @@ a question; the best are scored again from whole vectors. How many partitions ("
 is found when the index is built: the fewest that reach `RECALL` on a sample, measured against exact
 search, for a short and a long beam. The manifest holds what was measured.
 
-The wheels are for Linux only, so the package is an extra; `orqa_jax.index.exact` needs nothing.
+Vectors are indexed in segments, each a ScaNN searcher, so that building needs memory for one
+of them only. The wheels are for Linux: an extra, while `orqa_jax.index.exact` needs nothing more.
 """
 
 import dataclasses
+import itertools
 import logging
 import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ SCHEMA = 1
 METRIC = "dot_product"
 RECALL = 0.95
 BEAMS = (100, 5000)  # sizes for which the leaves are chosen: retrieval, and the early update
+SEGMENT = 2_000_000  # vectors of one searcher: what building holds in memory at a time
 BFLOAT16_FROM = 4_000_000  # vectors: from here on those scored again are kept in 16 bits
 LONGEST_TAIL = 0.1  # of all blocks: appended ones that are searched exactly
 _SAMPLE = 128
@@ -50,7 +53,7 @@ class Effort:
 
     Attributes:
       k: Blocks wanted.
-      leaves: Partitions searched.
+      leaves: Partitions searched in each segment.
       rescored: Blocks scored again from whole vectors.
       recall: Mean share of the exact best `k`, over the sample.
     """
@@ -66,13 +69,13 @@ class ScannIndex:
 
     def __init__(
         self,
-        searcher: Any,
+        searchers: Sequence[Any],
         embeddings_NP: npt.NDArray[np.float32],
         covered: int,
         leaves: int,
         efforts: list[Effort],
     ) -> None:
-        self._searcher, self._embeddings_NP = searcher, embeddings_NP
+        self._searchers, self._embeddings_NP = searchers, embeddings_NP
         self._covered, self._leaves = covered, leaves
         self.efforts = efforts
         self._tail = ExactIndex(embeddings_NP[covered:]) if covered < len(embeddings_NP) else None
@@ -101,8 +104,10 @@ class ScannIndex:
         """
         module = _scann()
         count = len(embeddings_NP)
+        bounds = _segments(count)
+        segment = bounds[1]
         # Partitions of some sqrt(N)/2 vectors make the two stages about equally long.
-        leaves = max(1, min(round(2 * math.sqrt(count)), count // 16))
+        leaves = max(1, min(round(2 * math.sqrt(segment)), segment // 16))
         started = time.perf_counter()
         exact = ExactIndex(embeddings_NP)
         rng = np.random.default_rng(0)
@@ -114,23 +119,27 @@ class ScannIndex:
         # First of all, because it refuses vectors that are not finite.
         truth_BK, _ = exact.search(question_BP, beams[-1])
 
-        builder = module.scann_ops_pybind.builder(embeddings_NP, BEAMS[0], METRIC)
-        builder = builder.tree(
-            num_leaves=leaves,
-            num_leaves_to_search=leaves,
-            training_sample_size=min(count, 100 * leaves),
-        )
-        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-        kept = module.ReorderType.BFLOAT16 if count >= BFLOAT16_FROM else module.ReorderType.FLOAT32
-        searcher = builder.reorder(_rescored(BEAMS[0]), quantize=kept).build()
-        log.info("%s: %d leaves in %.0f s", folder, leaves, time.perf_counter() - started)
-
-        index = cls(searcher, embeddings_NP, count, leaves, [])
-        index.efforts = [index._least_effort(question_BP, truth_BK[:, :k]) for k in beams]
         partial = folder.with_name(folder.name + ".partial").absolute()
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        searcher.serialize(str(partial), relative_path=True)
+        kept = module.ReorderType.BFLOAT16 if count >= BFLOAT16_FROM else module.ReorderType.FLOAT32
+        searchers = []
+        for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+            builder = module.scann_ops_pybind.builder(embeddings_NP[start:end], BEAMS[0], METRIC)
+            builder = builder.tree(
+                num_leaves=leaves,
+                num_leaves_to_search=leaves,
+                training_sample_size=min(end - start, 100 * leaves),
+            )
+            builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+            searchers.append(builder.reorder(_rescored(BEAMS[0]), quantize=kept).build())
+            (partial / str(number)).mkdir(parents=True)
+            searchers[-1].serialize(str(partial / str(number)), relative_path=True)
+            spent = time.perf_counter() - started
+            left = spent / end * (count - end)
+            log.info("%s: %d of %d vectors, %.0f s left", folder, end, count, left)
+
+        index = cls(searchers, embeddings_NP, count, leaves, [])
+        index.efforts = [index._least_effort(question_BP, truth_BK[:, :k]) for k in beams]
         write_json(
             partial / NAME,
             {
@@ -194,11 +203,14 @@ class ScannIndex:
                 f"{len(embeddings_NP)}: {_AGAIN}."
             )
         try:
-            searcher = module.scann_ops_pybind.load_searcher(str(folder.absolute()))
+            searchers = [
+                module.scann_ops_pybind.load_searcher(str(folder.absolute() / str(number)))
+                for number in range(len(_segments(manifest["covered"])) - 1)
+            ]
         except (OSError, ValueError, RuntimeError) as error:
             raise OrqaError(f"{folder} cannot be read ({error}): {_AGAIN}.") from error
         efforts = [Effort(**effort) for effort in manifest["efforts"]]
-        return cls(searcher, embeddings_NP, manifest["covered"], manifest["leaves"], efforts)
+        return cls(searchers, embeddings_NP, manifest["covered"], manifest["leaves"], efforts)
 
     def search(self, question_BP: npt.NDArray[np.float32], /, k: int) -> Found:
         """About the `k` blocks of highest inner product with each question, ties by id.
@@ -230,10 +242,9 @@ class ScannIndex:
             tail_ids_BK, tail_scores_BK = self._tail.search(question_BP, min(k, len(self._tail)))
             ids_BK = np.concatenate([ids_BK, tail_ids_BK + np.int32(self._covered)], axis=1)
             scores_BK = np.concatenate([scores_BK, tail_scores_BK], axis=1)
-        if self._tail is not None or np.any(scores_BK[:, 1:] == scores_BK[:, :-1]):
-            order_BK = np.lexsort((ids_BK, -scores_BK), axis=1)[:, :k]
-            ids_BK = np.take_along_axis(ids_BK, order_BK, axis=1)
-            scores_BK = np.take_along_axis(scores_BK, order_BK, axis=1)
+            ids_BK, scores_BK = _sort(ids_BK, scores_BK, k)
+        elif np.any(scores_BK[:, 1:] == scores_BK[:, :-1]):
+            ids_BK, scores_BK = _sort(ids_BK, scores_BK, k)
         # Where leaves held fewer than k blocks, the rest is missing: a plain search has them all.
         short = np.flatnonzero(np.isnan(scores_BK).any(axis=1))
         if len(short):
@@ -242,14 +253,23 @@ class ScannIndex:
 
     def _approximate(self, question_BP: npt.NDArray[np.float32], k: int, leaves: int) -> Found:
         """ScaNN's ids and scores; a score is NaN where it found nothing more."""
-        ids_BK, scores_BK = self._searcher.search_batched_parallel(
-            question_BP,
-            final_num_neighbors=k,
-            pre_reorder_num_neighbors=min(_rescored(k), self._covered),
-            leaves_to_search=leaves,
-            batch_size=-(-len(question_BP) // (os.cpu_count() or 1)),
+        parts = []
+        for start, searcher in zip(_segments(self._covered), self._searchers, strict=False):
+            ids_BK, scores_BK = searcher.search_batched_parallel(
+                question_BP,
+                final_num_neighbors=min(k, searcher.size()),
+                pre_reorder_num_neighbors=min(_rescored(k), searcher.size()),
+                leaves_to_search=leaves,
+                batch_size=-(-len(question_BP) // (os.cpu_count() or 1)),
+            )
+            parts.append((ids_BK.view(np.int32) + np.int32(start), scores_BK))
+        if len(parts) == 1:
+            return parts[0]
+        return _sort(
+            np.concatenate([ids_BK for ids_BK, _ in parts], axis=1),
+            np.concatenate([scores_BK for _, scores_BK in parts], axis=1),
+            k,
         )
-        return ids_BK.view(np.int32), scores_BK
 
     def _least_effort(
         self, question_BP: npt.NDArray[np.float32], truth_BK: npt.NDArray[np.int32]
@@ -303,6 +323,19 @@ def extend(
     if manifest["corpus_fingerprint"] in earlier and appended <= LONGEST_TAIL * count:
         grown = {"count": count, "corpus_fingerprint": corpus_fingerprint}
         write_json(folder / NAME, manifest | grown)
+
+
+def _segments(count: int) -> list[int]:
+    """Bounds of the segments of `count` vectors, all of about the same length."""
+    segments = max(1, -(-count // SEGMENT))
+    return [count * number // segments for number in range(segments + 1)]
+
+
+def _sort(ids_BM: npt.NDArray[np.int32], scores_BM: npt.NDArray[np.float32], k: int) -> Found:
+    """The best `k` in order, ties by id; a score of NaN comes last."""
+    order_BK = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :k]
+    ids_BK = np.take_along_axis(ids_BM, order_BK, axis=1)
+    return ids_BK, np.take_along_axis(scores_BM, order_BK, axis=1)
 
 
 def _rescored(k: int) -> int:

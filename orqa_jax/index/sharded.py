@@ -92,7 +92,8 @@ def device_search(
                     scores_BT,
                     kept,
                     recall_target=TPU_RECALL,
-                    reduction_input_size_override=size,
+                    # Bins of all shards and tiles together decide how many of the best collide.
+                    reduction_input_size_override=count,
                     aggregate_to_topk=False,
                 )
                 ids_BT = jnp.take_along_axis(ids_BT, position_BT, axis=1)

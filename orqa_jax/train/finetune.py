@@ -571,6 +571,8 @@ def finetune(config: FinetuneConfig) -> Path:
             placed = place_batch(mesh, batch)
             log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
             state, metrics = step_function(state, placed, dropout_key)
+            for name, seconds in source.take_seconds().items():
+                log.spend(name, seconds)
             log.add(step, metrics | {"input_wait": waited})
             checkpoints.add_loss(metrics["loss"])
             stopping = stop.reached(step)

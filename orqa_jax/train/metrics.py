@@ -22,7 +22,10 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]
 TENSORBOARD = "tensorboard"
 
 # What a line says about time, in which no two runs agree.
-TIMINGS = ("seconds_per_step", "examples_per_second", "input_wait", "flops_share")
+TIMINGS = (
+    *("seconds_per_step", "examples_per_second", "input_wait", "flops_share"),
+    *("search_share", "gather_share", "labels_share"),
+)
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,12 @@ where a callback could stall the devices. Both give the same arrays, so the same
 Nothing here may call jax from inside ``fetch``: a host callback that does never returns.
 """
 
+import collections
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -72,7 +75,9 @@ class BeamSource:
         examples: Sequence[Example],
         sizes: BeamSizes,
     ) -> None:
-        self._store, self._index, self._vectors_NP = store, index, vectors_NP
+        self._store, self._index = store, index
+        self._vectors_NP = np.asarray(vectors_NP)  # a plain view: np.memmap slows indexing
+        self._spent: collections.deque[tuple[str, float]] = collections.deque()
         self.tokenizer = tokenizer
         self._own_block = own_blocks(store, examples)
         # One block fewer can be retrieved where a question's own is left out.
@@ -110,13 +115,14 @@ class BeamSource:
         """
         rows_B = np.asarray(rows_B)
         ids_BC, vectors_BCP = self._without_own(rows_B, np.asarray(question_BP))
-        early_correct_BC = np.stack(
-            [
-                self._early_correct(int(row), ids_C)
-                for ids_C, row in zip(ids_BC, rows_B, strict=True)
-            ]
-        )
-        encoded = self.reader_inputs(rows_B, ids_BC[:, : self.sizes.read])
+        with self._timed("labels_share"):
+            early_correct_BC = np.stack(
+                [
+                    self._early_correct(int(row), ids_C)
+                    for ids_C, row in zip(ids_BC, rows_B, strict=True)
+                ]
+            )
+            encoded = self.reader_inputs(rows_B, ids_BC[:, : self.sizes.read])
         readable_B = encoded["span_correct"].any(axis=(1, 2, 3))
         read_R = np.argsort(~readable_B, kind="stable")[: self.sizes.questions_read(len(rows_B))]
         read_R.sort()
@@ -166,8 +172,29 @@ class BeamSource:
         self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """``count`` blocks for each question, best first, and their vectors [B, count, P]."""
-        ids_BC, _ = self._index.search(question_BP, count)
-        return ids_BC, self._vectors_NP[ids_BC]
+        with self._timed("search_share"):
+            ids_BC, _ = self._index.search(question_BP, count)
+        with self._timed("gather_share"):
+            return ids_BC, self._vectors_NP.take(ids_BC, axis=0)
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds that calls of ``fetch`` took since this was last asked, by what they were for.
+
+        ``search_share``, ``gather_share`` (of block vectors) and ``labels_share`` (with the
+        reader's inputs), as a line of metrics has them: there, divided by all the time. Each device
+        of a process calls ``fetch`` for itself, so together they may exceed the time that passed.
+        """
+        seconds: dict[str, float] = {}
+        while self._spent:
+            name, spent = self._spent.popleft()
+            seconds[name] = seconds.get(name, 0.0) + spent
+        return seconds
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._spent.append((name, time.perf_counter() - started))
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""

@@ -106,6 +106,30 @@ def test_compressed_vectors_give_the_same_results_to_the_bit(mesh, precision, pl
     np.testing.assert_array_equal(scores_BK, expected_scores_BK)
 
 
+@pytest.mark.parametrize("place", ["host", "devices"])
+def test_codes_that_are_far_off_do_not_change_the_results(mesh, monkeypatch, place):
+    """One large value makes the steps of all columns so long that most codes are 0."""
+    monkeypatch.setattr(exact, "SCORES_AT_ONCE", 5 * 64)
+    monkeypatch.setattr(exact, "CANDIDATES_AT_ONCE", 1)
+    embeddings_NP, question_BP = normal(24, 2000, 16), normal(25, 5, 16)
+    embeddings_NP[700] = 300
+    codes = compressed(embeddings_NP, "int8")
+    assert np.mean(codes.codes_NP == 0) > 0.7
+    index = ExactIndex(embeddings_NP, compressed=codes, mesh=mesh if place == "devices" else None)
+    ids_BK, scores_BK = index.search(question_BP, 10)
+    expected_ids_BK, expected_scores_BK = ExactIndex(embeddings_NP).search(question_BP, 10)
+    np.testing.assert_array_equal(ids_BK, expected_ids_BK)
+    np.testing.assert_array_equal(scores_BK, expected_scores_BK)
+
+
+def test_keys_sort_by_score_and_then_by_id():
+    scores = np.array([0.0, -0.0, 1.5, -2.0, 0.0, 1e30, -1e30, 1.5], np.float32)
+    keys = exact._pack(scores, np.arange(8))
+    ids, unpacked = exact._unpack(np.sort(keys))
+    assert ids.tolist() == [5, 2, 7, 0, 1, 4, 3, 6]
+    np.testing.assert_array_equal(unpacked, scores[ids])
+
+
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_nothing_is_missed_where_the_guess_is_far_too_high(precision):
     """Among every sixteenth vector, from which the k-th best score is guessed, are all the best."""

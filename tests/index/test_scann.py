@@ -61,6 +61,22 @@ def test_finds_most_of_what_exact_search_finds(vectors_NP, questions_BP, folder,
 
 
 @needs_scann
+def test_segments_are_one_index(vectors_NP, questions_BP, tmp_path, monkeypatch):
+    monkeypatch.setattr(scann_module, "SEGMENT", 2100)
+    ScannIndex.build(vectors_NP, tmp_path / "scann", **MADE_FROM)
+    index = ScannIndex.open(tmp_path / "scann", vectors_NP, **MADE_FROM)
+    assert len([path for path in (tmp_path / "scann").iterdir() if path.is_dir()]) == 3
+    for k in (5, 100, 3000):
+        ids_BK, scores_BK = index.search(questions_BP, k)
+        truth_BK, _ = ExactIndex(vectors_NP).search(questions_BP, k)
+        assert recall(ids_BK, truth_BK) / k > 0.9
+        expected_BK = np.einsum("bp,bkp->bk", questions_BP, vectors_NP[ids_BK])
+        np.testing.assert_allclose(scores_BK, expected_BK, rtol=1e-4, atol=1e-4)
+        assert np.all(np.diff(scores_BK, axis=1) <= 0)
+    assert index.search(vectors_NP[50:51], 4)[0].tolist() == [[7, 50, 99, 4000]]
+
+
+@needs_scann
 def test_equal_scores_come_in_order_of_id(vectors_NP, folder):
     index = ScannIndex.open(folder, vectors_NP, **MADE_FROM)
     ids_BK, scores_BK = index.search(vectors_NP[50:51], 4)
@@ -146,7 +162,7 @@ def test_what_does_not_belong_is_refused(vectors_NP, folder, tmp_path):
     with pytest.raises(OrqaError, match="for squared_l2, but scores are dot_product"):
         ScannIndex.open(broken, vectors_NP, **MADE_FROM)
     (broken / "manifest.json").write_text(json.dumps(manifest))
-    (broken / "scann_config.pb").unlink()
+    (broken / "0" / "scann_config.pb").unlink()
     with pytest.raises(OrqaError, match="cannot be read"):
         ScannIndex.open(broken, vectors_NP, **MADE_FROM)
     (broken / "manifest.json").unlink()

@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import functools
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,20 @@ def test_fetch_finds_what_a_sort_finds(source, vectors_NP):
     expected_BC = np.argsort(-scores_BN, axis=1, kind="stable")[:, :20]
     np.testing.assert_array_equal(beam["block_ids"], expected_BC)
     np.testing.assert_array_equal(beam["vectors"], vectors_NP[expected_BC])
+
+
+def test_fetch_says_what_its_time_went_into(source):
+    source.take_seconds()
+    question_BP = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)
+    started = time.perf_counter()
+    source.fetch(np.arange(5), question_BP)
+    source.fetch(np.arange(5), question_BP)
+    elapsed = time.perf_counter() - started
+    seconds = source.take_seconds()
+    assert set(seconds) == {"search_share", "gather_share", "labels_share"}
+    assert min(seconds.values()) > 0
+    assert 0.5 * elapsed < sum(seconds.values()) <= elapsed
+    assert source.take_seconds() == {}
 
 
 def test_fetch_labels_blocks_and_spans_by_their_words(source):
