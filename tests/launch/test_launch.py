@@ -211,6 +211,19 @@ def test_a_preempted_run_goes_on_by_itself(desk):
     assert desk.verbs() == first + again
 
 
+def test_hosts_index_into_a_share_that_all_of_them_mount(desk):
+    desk.answer((LIST, "ACTIVE\n", 0), ("test -e", "", 1), ("test -e", "", 0))
+    share = ["--filestore", "10.0.0.2:/orqa", "--run", "/mnt/orqa/wiki"]
+    done = desk.run("tpu_index.sh", *SLICE, *share)
+    assert done.returncode == 0, done.stderr
+    start = ["scp", "ssh", "ssh", "ssh"]  # code, installation, mount, orqa
+    assert desk.verbs() == ["list", *start, "ssh", "list", "list", *start, "ssh"]
+    mounted, started, asked = desk.notes[3:6]
+    assert "sudo mount -t nfs 10.0.0.2:/orqa /mnt/orqa" in mounted[-1]
+    assert "host_run.sh index /mnt/orqa/wiki" in started[-1]
+    assert asked[-2:] == ["--worker=0", "--command=test -e /mnt/orqa/wiki/index/manifest.json"]
+
+
 def test_a_run_with_a_fault_is_not_started_for_ever(desk):
     desk.answer((LIST, "ACTIVE\n", 0), ("host_run.sh", "", 2), (RESULT, "", 1))
     done = desk.run("tpu_ict.sh", *SLICE, *RUN)
@@ -247,7 +260,9 @@ def test_what_gcloud_refuses_ends_the_script(desk, text):
         ("tpu_create.sh", ["--name"], "--name needs a value"),
         ("tpu_create.sh", [*SLICE, "--spots"], "no option --spots"),
         ("tpu_create.sh", [*SLICE[:4], "--type", "v9-1"], "--version is needed"),
-        ("tpu_ict.sh", [*SLICE, "--run", "/runs/wiki"], "gs://BUCKET/FOLDER"),
+        ("tpu_ict.sh", [*SLICE, "--run", "/runs/wiki"], "has to be in a bucket"),
+        ("tpu_ict.sh", [*SLICE, "--run", "/mnt/orqa/wiki"], "with --filestore"),
+        ("tpu_index.sh", [*SLICE, *RUN], "a folder that all of them see"),
         ("gke.sh", ["ict"], "--name and what to do"),
         ("gke.sh", ["--name", "x", "ict"], "--image and --run"),
         ("gke.sh", ["--name", "x", "frob"], "no option frob"),
@@ -272,6 +287,7 @@ def test_a_wrong_command_line_is_told_in_one_sentence(desk, script, arguments, t
         ("tpu_create.sh", [*SLICE, "--delete"]),
         ("tpu_ict.sh", [*SLICE, *RUN, "--", "--steps", "9"]),
         ("tpu_finetune.sh", [*SLICE, *RUN]),
+        ("tpu_index.sh", [*SLICE, "--filestore", "a:/b", "--run", "/mnt/orqa/wiki"]),
         ("gpu_node.sh", ["ict", "gs://bucket/run"]),
         ("slurm.sbatch", ["ict", "/runs/wiki"]),
         ("gke.sh", ["--name", "x", "--image", "i", *RUN, "ict"]),
