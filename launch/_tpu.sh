@@ -110,14 +110,16 @@ on_all_hosts() {
   run_command gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --command="$1"
 }
 
-# Brings the committed state of this repository to every host, and installs it there.
+# Brings the committed state of this repository to every host, and installs it there. The lock is
+# that of the training: after a lost connection it may still be running.
 install() {
   local archive
   archive=$(mktemp -d)/orqa.tar.gz
   run_command git -C "$root" archive --format=tar.gz --output="$archive" HEAD &&
     run_command gcloud compute tpus tpu-vm scp "$archive" "$name:orqa.tar.gz" "${where[@]}" \
       --worker=all &&
-    on_all_hosts 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa && orqa/launch/host_install.sh tpu,gcs'
+    on_all_hosts "flock orqa.lock sh -c 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa \
+&& orqa/launch/host_install.sh tpu,gcs'"
   local status=$?
   rm -r -- "$(dirname -- "$archive")"
   if [[ $status == 0 && $filestore ]]; then
@@ -145,7 +147,6 @@ run_until_finished() {
     fail "--run has to be in a bucket, gs://BUCKET/RUN, or with --filestore /mnt/orqa/RUN."
   local command=$1 result=$run/$2 failures=0 remote
   printf -v remote ' %q' "$command" "$run" "${settings[@]}"
-  # One at a time: after a lost connection the first may still be running.
   remote="flock orqa.lock env JAX_NUM_PROCESSES=auto orqa/launch/host_run.sh$remote >>orqa.log 2>&1"
   while true; do
     ensure_active

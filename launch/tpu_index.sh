@@ -3,7 +3,8 @@
 # preemptions until they are there. The hosts write into one file, so they need a common folder.
 #   tpu_index.sh --name NAME --zone ZONE --type v5litepod-16 [--spot] \
 #     --filestore ADDRESS:/SHARE --run /mnt/orqa/RUN [--dry-run]
-# The run folder holds corpus/ and ict/model/; index/ and bm25/ are written there.
+# The run folder holds corpus/ and ict/model/; index/ is written there. (BM25 is made by one process:
+# by `orqa index --run RUN` on any one machine, which leaves the vectors as they are.)
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/_tpu.sh"
 

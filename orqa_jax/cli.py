@@ -250,13 +250,17 @@ def _ict(arguments: Sequence[str]) -> None:
 
 
 def _index(options: argparse.Namespace) -> None:
+    import jax
+
     from orqa_jax.corpus.store import BlockStore
     from orqa_jax.index.bm25 import BM25Index
     from orqa_jax.train.encode import EncodeConfig, encode_corpus
 
     _start_jax()
     run = options.run
-    BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
+    # One process of several would keep the others waiting; alone it can be done at any time.
+    if jax.process_count() == 1:
+        BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
     retriever = str(run / "ict" / "model")
     encode_corpus(
         EncodeConfig(corpus=str(run / "corpus"), retriever=retriever, out=str(run / "index"))

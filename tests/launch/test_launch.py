@@ -129,7 +129,9 @@ def test_a_slice_is_asked_for_awaited_and_installed(desk):
     assert copied[:5] == [*vms, "scp"]
     assert copied[6:] == ["mine:orqa.tar.gz", *where, "--worker=all"]
     assert installed[:-1] == [*vms, "ssh", "mine", *where, "--worker=all"]
-    assert installed[-1].endswith("orqa/launch/host_install.sh tpu,gcs")
+    flock, lock, *shell = shlex.split(installed[-1].removeprefix("--command="))
+    assert (flock, lock, shell[:2]) == ("flock", "orqa.lock", ["sh", "-c"])
+    assert shell[2].endswith("&& orqa/launch/host_install.sh tpu,gcs")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")

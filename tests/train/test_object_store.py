@@ -5,6 +5,8 @@ Needs the extra gcs and the package gcp-storage-emulator, and is skipped without
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,12 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_world import equal_trees, ict_config, metrics_of
+from tiny_world import ICT_SETTINGS, equal_trees, flags, ict_config, metrics_of, world
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.storage import copy
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import load_model
+
+ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("gcsfs", reason="the extra gcs is not installed")
 server = pytest.importorskip("gcp_storage_emulator.server", reason="there is no stand-in for gs://")
@@ -86,6 +90,39 @@ def test_a_killed_run_continues_from_a_bucket(bucket, tmp_path):
     changed = dataclasses.replace(killed, out=str(tmp_path / "other"), learning_rate=0.5)
     with pytest.raises(OrqaError, match=r"gs://bucket/run/checkpoints/ict was made with other"):
         ict.pretrain(changed)
+
+
+def test_a_host_trains_for_a_run_in_a_bucket(bucket, tmp_path):
+    url = f"{bucket}/run"
+    copy(str(world().store.folder), f"{url}/corpus")
+    copy(str(world().encoder), f"{url}/encoder")
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    orqa = tmp_path / ".venv" / "bin" / "orqa"
+    orqa.parent.mkdir(parents=True)
+    orqa.write_text(f'#!/bin/bash\nexec {sys.executable} -m orqa_jax.cli "$@"\n')
+    orqa.chmod(0o755)
+
+    def host(disk):
+        environment = {"ORQA_DISK": str(tmp_path / disk), "PYTHONPATH": str(ROOT)}
+        settings = flags(ICT_SETTINGS | {"log_every": 1})
+        done = subprocess.run(
+            [tmp_path / "launch" / "host_run.sh", "ict", url, *settings],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "ict begins in gs://bucket/run" in host("first")
+    copy(f"{url}/ict", str(tmp_path / "result"))
+    ict.pretrain(ict_config(tmp_path / "local", log_every=1))
+    found = [load_model(tmp_path / n / "model", kind=ict.MODEL_KIND) for n in ("result", "local")]
+    equal_trees(found[0][1], found[1][1])
+    assert metrics_of(tmp_path / "result") == metrics_of(tmp_path / "local")
+    # A host that comes later finds everything done.
+    assert "step" not in host("second")
 
 
 def test_copies_there_and_back(bucket, tmp_path):
