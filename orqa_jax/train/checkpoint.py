@@ -76,7 +76,7 @@ def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
-_PLACES = {"corpus", "encoder", "retriever", "index", "train", "out", "checkpoints"}
+_PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"}
 # How a run is watched changes nothing about what it makes.
 _WATCHING = {"profile", "watch_questions", "watch_every"}
 
