@@ -561,3 +561,79 @@ def test_a_gpu_node_tries_again_and_gives_up_with_the_status(host):
     assert calls(0) == ["host_install.sh", "host_run.sh"]
     assert calls(9) == ["host_install.sh"] + 3 * ["host_run.sh"]
     assert calls(75) == ["host_install.sh", "host_run.sh"]
+
+
+# --- Installation on a host -----------------------------------------------------------------------
+
+PYTHON = """#!/bin/bash
+echo "python3 $*" >>"$STAND_IN_FOLDER/calls"
+case $* in
+  -c*) exit "${TOO_OLD:-0}" ;;
+  *venv*)
+    mkdir -p .venv/bin
+    printf '#!/bin/bash\\necho "venv $*" >>"$STAND_IN_FOLDER/calls"\\nexit "${BROKEN:-0}"\\n' \
+      >.venv/bin/python
+    chmod +x .venv/bin/python
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Runs host_install.sh with interpreters that take notes; returns status and notes."""
+    root, tools = tmp_path / "repository", tmp_path / "bin"
+    shutil.copytree(ROOT / "launch", root / "launch")
+    for name in ("requirements.txt", "setup.cfg"):
+        shutil.copy(ROOT / name, root)
+    tools.mkdir()
+    for name in ("python3", "uv"):
+        (tools / name).write_text(PYTHON.replace('"python3 ', f'"{name} '))
+        (tools / name).chmod(0o755)
+
+    def run(extras="tpu,gcs", **environment):
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        path = f"{tools}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [root / "launch" / "host_install.sh", extras],
+            env=os.environ | {"PATH": path, "STAND_IN_FOLDER": str(tmp_path)} | environment,
+            capture_output=True,
+            timeout=60,
+        )
+        lines = calls.read_text().splitlines()
+        return done.returncode, [line for line in lines if not line.startswith("python3 -c")]
+
+    run.root = root
+    return run
+
+
+def test_a_host_installs_the_pinned_versions_once(install):
+    pip = "venv -m pip install --quiet --disable-pip-version-check"
+    assert install() == (
+        0,
+        [
+            "python3 -m venv --clear .venv",
+            f"{pip} --requirement requirements.txt",
+            f"{pip} --constraint requirements.txt --editable .[tpu,gcs]",
+        ],
+    )
+    assert install() == (0, [])
+    assert len(install("cuda,gcs")[1]) == 3
+    with (install.root / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    assert len(install("cuda,gcs")[1]) == 3
+
+
+def test_a_host_with_an_old_python_gets_its_own(install):
+    status, calls = install(TOO_OLD="1")
+    assert status == 0
+    assert calls[:2] == [
+        "python3 -m pip install --quiet --user uv",
+        "uv venv --quiet --seed --clear --python 3.12 .venv",
+    ]
+
+
+def test_an_interrupted_installation_is_repeated_on_a_host(install):
+    assert install(BROKEN="1")[0] == 1
+    assert len(install()[1]) == 3
