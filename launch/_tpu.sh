@@ -6,7 +6,9 @@
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck disable=SC2034 # some are for tpu_create.sh alone
-name='' zone='' project='' type='' version='' run='' logs='' spot='' delete='' dry_run=''
+name='' zone='' project='' type='' version='' filestore='' run='' logs=''
+# shellcheck disable=SC2034
+spot='' delete='' dry_run=''
 settings=()
 poll=${ORQA_POLL_SECONDS:-30}
 # A run that ends this often without being finished, on a slice that is there, has a fault.
@@ -21,7 +23,7 @@ fail() {
 read_options() {
   while (($#)); do
     case $1 in
-      --name | --zone | --project | --type | --version | --run | --logs)
+      --name | --zone | --project | --type | --version | --filestore | --run | --logs)
         (($# > 1)) || fail "$1 needs a value."
         printf -v "${1#--}" '%s' "$2"
         shift
@@ -108,31 +110,48 @@ on_all_hosts() {
   run_command gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --command="$1"
 }
 
-# Brings the committed state of this repository to every host, and installs it there.
+# Brings the committed state of this repository to every host, and installs it there. The lock is
+# that of the training: after a lost connection it may still be running.
 install() {
   local archive
   archive=$(mktemp -d)/orqa.tar.gz
   run_command git -C "$root" archive --format=tar.gz --output="$archive" HEAD &&
     run_command gcloud compute tpus tpu-vm scp "$archive" "$name:orqa.tar.gz" "${where[@]}" \
       --worker=all &&
-    on_all_hosts 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa && orqa/launch/host_install.sh tpu,gcs'
+    on_all_hosts "flock orqa.lock sh -c 'mkdir -p orqa && tar -xzf orqa.tar.gz -C orqa \
+&& orqa/launch/host_install.sh tpu,gcs'"
   local status=$?
   rm -r -- "$(dirname -- "$archive")"
+  if [[ $status == 0 && $filestore ]]; then
+    on_all_hosts "mountpoint --quiet /mnt/orqa || { sudo apt-get update --quiet \
+&& sudo apt-get install --quiet --yes nfs-common && sudo mkdir -p /mnt/orqa \
+&& sudo mount -t nfs $filestore /mnt/orqa; }" || status=$?
+  fi
   return "$status"
+}
+
+# Whether there is a file of the run folder.
+is_there() {
+  if [[ $run == gs://* ]]; then
+    run_command gcloud storage ls "$1"
+  else
+    run_command gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=0 \
+      --command="test -e $(printf %q "$1")"
+  fi
 }
 
 # Runs a command of orqa on all hosts until its result is in the run folder, through preemptions.
 # Arguments: command, what is in the run folder when it is finished.
 run_until_finished() {
-  [[ $run == gs://* ]] || fail "--run has to be a folder in a bucket, gs://BUCKET/FOLDER."
+  [[ $run == gs://* || ($filestore && $run == /mnt/orqa/*) ]] ||
+    fail "--run has to be in a bucket, gs://BUCKET/RUN, or with --filestore /mnt/orqa/RUN."
   local command=$1 result=$run/$2 failures=0 remote
   printf -v remote ' %q' "$command" "$run" "${settings[@]}"
-  # One at a time: after a lost connection the first may still be running.
   remote="flock orqa.lock env JAX_NUM_PROCESSES=auto orqa/launch/host_run.sh$remote >>orqa.log 2>&1"
   while true; do
     ensure_active
     { install && on_all_hosts "$remote"; } || true
-    if run_command gcloud storage ls "$result"; then
+    if is_there "$result"; then
       return
     fi
     # A preemption is seen as a lost connection first.

@@ -4,6 +4,7 @@
 #   tpu_create.sh --name NAME --zone ZONE --logs FOLDER    fetches the log of every host
 #   tpu_create.sh --name NAME --zone ZONE --delete         gives the slice back
 # Everywhere: [--project PROJECT] [--dry-run], which prints each command and runs none.
+# With --filestore ADDRESS:/SHARE an NFS share is mounted on all hosts, as /mnt/orqa.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/_tpu.sh"
 

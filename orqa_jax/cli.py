@@ -379,6 +379,8 @@ def _untrained(arguments: Sequence[str]) -> None:
 
 
 def _index(options: argparse.Namespace) -> None:
+    import jax
+
     from orqa_jax.corpus.store import BlockStore
     from orqa_jax.index.bm25 import K1, B, BM25Index, tune_bm25
     from orqa_jax.qa.examples import load_examples
@@ -387,8 +389,10 @@ def _index(options: argparse.Namespace) -> None:
     _start_jax()
     run = options.run
     store = BlockStore(run / "corpus")
-    k1, b = tune_bm25(store, load_examples(options.tune)) if options.tune else (K1, B)
-    BM25Index.build(store, run / "bm25", k1=k1, b=b)
+    # One process of several would keep the others waiting; alone it can be done at any time.
+    if jax.process_count() == 1:
+        k1, b = tune_bm25(store, load_examples(options.tune)) if options.tune else (K1, B)
+        BM25Index.build(store, run / "bm25", k1=k1, b=b)
     encode_corpus(
         EncodeConfig(
             corpus=str(run / "corpus"),

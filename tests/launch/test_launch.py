@@ -129,7 +129,9 @@ def test_a_slice_is_asked_for_awaited_and_installed(desk):
     assert copied[:5] == [*vms, "scp"]
     assert copied[6:] == ["mine:orqa.tar.gz", *where, "--worker=all"]
     assert installed[:-1] == [*vms, "ssh", "mine", *where, "--worker=all"]
-    assert installed[-1].endswith("orqa/launch/host_install.sh tpu,gcs")
+    flock, lock, *shell = shlex.split(installed[-1].removeprefix("--command="))
+    assert (flock, lock, shell[:2]) == ("flock", "orqa.lock", ["sh", "-c"])
+    assert shell[2].endswith("&& orqa/launch/host_install.sh tpu,gcs")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
@@ -211,6 +213,19 @@ def test_a_preempted_run_goes_on_by_itself(desk):
     assert desk.verbs() == first + again
 
 
+def test_hosts_index_into_a_share_that_all_of_them_mount(desk):
+    desk.answer((LIST, "ACTIVE\n", 0), ("test -e", "", 1), ("test -e", "", 0))
+    share = ["--filestore", "10.0.0.2:/orqa", "--run", "/mnt/orqa/wiki"]
+    done = desk.run("tpu_index.sh", *SLICE, *share)
+    assert done.returncode == 0, done.stderr
+    start = ["scp", "ssh", "ssh", "ssh"]  # code, installation, mount, orqa
+    assert desk.verbs() == ["list", *start, "ssh", "list", "list", *start, "ssh"]
+    mounted, started, asked = desk.notes[3:6]
+    assert "sudo mount -t nfs 10.0.0.2:/orqa /mnt/orqa" in mounted[-1]
+    assert "host_run.sh index /mnt/orqa/wiki" in started[-1]
+    assert asked[-2:] == ["--worker=0", "--command=test -e /mnt/orqa/wiki/index/manifest.json"]
+
+
 def test_a_run_with_a_fault_is_not_started_for_ever(desk):
     desk.answer((LIST, "ACTIVE\n", 0), ("host_run.sh", "", 2), (RESULT, "", 1))
     done = desk.run("tpu_ict.sh", *SLICE, *RUN)
@@ -247,7 +262,9 @@ def test_what_gcloud_refuses_ends_the_script(desk, text):
         ("tpu_create.sh", ["--name"], "--name needs a value"),
         ("tpu_create.sh", [*SLICE, "--spots"], "no option --spots"),
         ("tpu_create.sh", [*SLICE[:4], "--type", "v9-1"], "--version is needed"),
-        ("tpu_ict.sh", [*SLICE, "--run", "/runs/wiki"], "gs://BUCKET/FOLDER"),
+        ("tpu_ict.sh", [*SLICE, "--run", "/runs/wiki"], "has to be in a bucket"),
+        ("tpu_ict.sh", [*SLICE, "--run", "/mnt/orqa/wiki"], "with --filestore"),
+        ("tpu_index.sh", [*SLICE, *RUN], "a folder that all of them see"),
         ("gke.sh", ["ict"], "--name and what to do"),
         ("gke.sh", ["--name", "x", "ict"], "--image and --run"),
         ("gke.sh", ["--name", "x", "frob"], "no option frob"),
@@ -272,6 +289,7 @@ def test_a_wrong_command_line_is_told_in_one_sentence(desk, script, arguments, t
         ("tpu_create.sh", [*SLICE, "--delete"]),
         ("tpu_ict.sh", [*SLICE, *RUN, "--", "--steps", "9"]),
         ("tpu_finetune.sh", [*SLICE, *RUN]),
+        ("tpu_index.sh", [*SLICE, "--filestore", "a:/b", "--run", "/mnt/orqa/wiki"]),
         ("gpu_node.sh", ["ict", "gs://bucket/run"]),
         ("slurm.sbatch", ["ict", "/runs/wiki"]),
         ("gke.sh", ["--name", "x", "--image", "i", *RUN, "ict"]),
@@ -543,3 +561,79 @@ def test_a_gpu_node_tries_again_and_gives_up_with_the_status(host):
     assert calls(0) == ["host_install.sh", "host_run.sh"]
     assert calls(9) == ["host_install.sh"] + 3 * ["host_run.sh"]
     assert calls(75) == ["host_install.sh", "host_run.sh"]
+
+
+# --- Installation on a host -----------------------------------------------------------------------
+
+PYTHON = """#!/bin/bash
+echo "python3 $*" >>"$STAND_IN_FOLDER/calls"
+case $* in
+  -c*) exit "${TOO_OLD:-0}" ;;
+  *venv*)
+    mkdir -p .venv/bin
+    printf '#!/bin/bash\\necho "venv $*" >>"$STAND_IN_FOLDER/calls"\\nexit "${BROKEN:-0}"\\n' \
+      >.venv/bin/python
+    chmod +x .venv/bin/python
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Runs host_install.sh with interpreters that take notes; returns status and notes."""
+    root, tools = tmp_path / "repository", tmp_path / "bin"
+    shutil.copytree(ROOT / "launch", root / "launch")
+    for name in ("requirements.txt", "setup.cfg"):
+        shutil.copy(ROOT / name, root)
+    tools.mkdir()
+    for name in ("python3", "uv"):
+        (tools / name).write_text(PYTHON.replace('"python3 ', f'"{name} '))
+        (tools / name).chmod(0o755)
+
+    def run(extras="tpu,gcs", **environment):
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        path = f"{tools}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [root / "launch" / "host_install.sh", extras],
+            env=os.environ | {"PATH": path, "STAND_IN_FOLDER": str(tmp_path)} | environment,
+            capture_output=True,
+            timeout=60,
+        )
+        lines = calls.read_text().splitlines()
+        return done.returncode, [line for line in lines if not line.startswith("python3 -c")]
+
+    run.root = root
+    return run
+
+
+def test_a_host_installs_the_pinned_versions_once(install):
+    pip = "venv -m pip install --quiet --disable-pip-version-check"
+    assert install() == (
+        0,
+        [
+            "python3 -m venv --clear .venv",
+            f"{pip} --requirement requirements.txt",
+            f"{pip} --constraint requirements.txt --editable .[tpu,gcs]",
+        ],
+    )
+    assert install() == (0, [])
+    assert len(install("cuda,gcs")[1]) == 3
+    with (install.root / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    assert len(install("cuda,gcs")[1]) == 3
+
+
+def test_a_host_with_an_old_python_gets_its_own(install):
+    status, calls = install(TOO_OLD="1")
+    assert status == 0
+    assert calls[:2] == [
+        "python3 -m pip install --quiet --user uv",
+        "uv venv --quiet --seed --clear --python 3.12 .venv",
+    ]
+
+
+def test_an_interrupted_installation_is_repeated_on_a_host(install):
+    assert install(BROKEN="1")[0] == 1
+    assert len(install()[1]) == 3

@@ -143,11 +143,11 @@ def test_tensorboard_has_the_numbers_of_the_lines(tmp_path):
 def test_tensorboard_shows_the_steps_of_a_resumed_run_once(tmp_path):
     losses = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     path = tmp_path / "metrics.jsonl"
-    feed(path, [*losses[:2], 100.0, 100.0], total=6)
+    feed(path, [*losses[:2], 100.0, 100.0, 100.0], total=6, every=1)
     feed(path, losses, first_step=2)
     assert len(list((tmp_path / TENSORBOARD).iterdir())) == 2
     shown = {step: value for (tag, step), value in curves(path).items() if tag == "loss"}
-    assert shown == {2: 1.5, 4: 6.0, 6: 24.0}
+    assert shown == {1: 1.0, 2: 2.0, 4: 6.0, 6: 24.0}
 
 
 def test_shares_of_the_time_of_a_line(tmp_path):

@@ -1,20 +1,29 @@
 """Recall on the sample against a scoring by hand in one batch on one device."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
-from tiny_world import world
+from tiny_world import ict_config, world
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
+from orqa_jax.models.retriever import (
+    DualEncoder,
+    RetrieverConfig,
+    init_dual_encoder,
+    retriever_config_from_dict,
+)
 from orqa_jax.models.weights import load_bert
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.match import has_answer
+from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.ict import MODEL_KIND, pretrain
 from orqa_jax.train.inputs import pair_inputs, question_inputs
 from orqa_jax.train.mesh import make_mesh, tree_shardings
+from orqa_jax.train.metrics import read_metrics
 from orqa_jax.train.watch_recall import RANKS, sample_recall, watch_recall
 
 
@@ -123,6 +132,33 @@ def test_devices_do_not_matter(retriever):
         for mesh in (make_mesh(jax.devices()[:1]), make_mesh())
     )
     assert of_one == of_eight
+
+
+def test_a_training_looks_every_so_many_steps(tmp_path):
+    config = ict_config(
+        tmp_path,
+        steps=4,
+        log_every=1,
+        watch_questions=str(world().questions),
+        watch_every=2,
+    )
+    pretrain(config)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    names = {f"{name}_recall@{k}" for name in ("zero_shot", "bm25") for k in RANKS}
+    assert [names <= line.keys() for line in lines] == [False, True, False, True]
+    about, params, tokenizer = load_model(tmp_path / "model", kind=MODEL_KIND)
+    model = DualEncoder(retriever_config_from_dict(about["retriever"]))
+    sample = sample_recall(
+        world().store,
+        tokenizer,
+        load_examples(world().questions),
+        question_length=config.question_length,
+        block_length=config.block_length,
+    )
+    for name, (hits, count) in watch_recall(params, model, make_mesh(), sample).items():
+        assert lines[-1][name] == pytest.approx(hits / count, abs=1e-6)
+    # Another way to watch is the same training.
+    assert pretrain(dataclasses.replace(config, watch_questions="", watch_every=1))
 
 
 def test_questions_about_something_else_are_refused():
