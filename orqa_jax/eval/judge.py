@@ -267,7 +267,7 @@ def confidence_of(prediction: Mapping[str, Any]) -> float | None:
     if isinstance(prediction.get("confidence"), int | float):
         return float(prediction["confidence"])
     best: Mapping[str, Any] = next(iter(prediction.get("candidates") or ()), {})
-    if "probability" in best:
+    if best.get("probability") is not None:
         return float(best["probability"])
     if "reader_score" in best:
         return float(best["reader_score"]) + float(best.get("retrieval_score", 0.0))

@@ -8,37 +8,44 @@ mesh only where `jax.default_backend() != "cpu"`, and not from a callback.
 How the host finds the best k of N without sorting anything long:
 
 1. The k-th best score is guessed, a little too low, from the scores of every n-th vector.
-2. BLAS scores tile after tile. Scores above the guess (and above the k-th best so far, once so many
-   have come together that it pays to know it) are candidates, a few more than k.
+2. Threads score tile after tile with BLAS. Scores above the guess are candidates, a few more than
+   k. (Once very many have come together they are cut to the best k, which raises the floor.)
 3. Candidates are scored again in one fixed order of summation while their tile is in the cache.
 4. If the k-th best lies above the guess, nothing was missed. Otherwise that question is searched
    again without a guess.
 """
 
+import collections
 import functools
 import itertools
 import math
 import mmap
 import os
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
+from threadpoolctl import ThreadpoolController
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.compressed import Compressed
 from orqa_jax.index.protocol import Found, clip_k
 from orqa_jax.index.sharded import device_search, shard_vectors
 
-SCORES_AT_ONCE = 2**20  # of one tile, 4 MiB: what the filter reads is still in the cache
+SCORES_AT_ONCE = 2**19  # of one tile, 2 MiB: what the filter reads is still in the cache
 CANDIDATES_AT_ONCE = 2**22  # more are cut to the best k a question, which also raises the floor
 _TILE = 2**16  # vectors of a tile at most
-_QUESTIONS_AT_ONCE = 256
+_MULTIPLIED_AT_ONCE = 1024  # vectors: copied close together first, BLAS does not wait for memory
+_QUESTIONS_AT_ONCE = 256  # rows fit into uint8, which is quick to sort by
 _RESCORED_AT_ONCE = 4096
-_SAMPLE = 2**15
+_SAMPLE = 2**14
+
+_ALONE = threading.Lock()
 
 _Keys = npt.NDArray[np.uint64]
 """Scores and ids in one number, so that sorting is fast: the best score first, ties by id."""
@@ -104,10 +111,13 @@ class ExactIndex:
             )
             return np.asarray(ids_BK), np.asarray(scores_BK)
         search = self._host_search if self._mesh is None else self._compressed_device_search
-        parts = [
-            search(question_BP[start : start + _QUESTIONS_AT_ONCE], k)
-            for start in range(0, len(question_BP), _QUESTIONS_AT_ONCE)
-        ]
+        # Every thread takes tiles of its own, which leaves none for BLAS. A search takes all cores,
+        # and the number of BLAS threads belongs to the process: so one search at a time.
+        with _ALONE, _blas().limit(limits=1, user_api="blas"):
+            parts = [
+                search(question_BP[start : start + _QUESTIONS_AT_ONCE], k)
+                for start in range(0, len(question_BP), _QUESTIONS_AT_ONCE)
+            ]
         if not parts:
             return np.empty((0, k), np.int32), np.empty((0, k), np.float32)
         return _unpack(np.concatenate(parts))
@@ -174,10 +184,11 @@ class ExactIndex:
         rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
         if rank > len(sample_MP):
             return np.full(len(question_BP), -math.inf)
-        scores_BM = question_BP @ sample_MP.T
-        parts = _in_threads(
-            lambda rows: np.partition(scores_BM[rows], -rank, axis=1)[:, -rank], len(question_BP)
-        )
+
+        def kth(rows: slice) -> npt.NDArray[np.float32]:
+            return np.partition(question_BP[rows] @ sample_MP.T, -rank, axis=1)[:, -rank]
+
+        parts = _in_threads(kth, len(question_BP))
         return np.concatenate(parts).astype(np.float64)
 
     def _scan(
@@ -188,36 +199,59 @@ class ExactIndex:
         allowance_B: npt.NDArray[np.float64],
     ) -> list[_Keys]:
         """The best k of the blocks whose scanned score is at least `floor_B`, for each question."""
-        batch, projection_size = question_BP.shape
-        scanned_NP, scaled_BP = self._scanned_NP, question_BP
+        batch = len(question_BP)
         tile = min(_TILE, max(1, SCORES_AT_ONCE // batch))
-        scores_BT = np.empty((batch, tile), np.float32)
-        decoded_TP = None
+        buffers: queue.SimpleQueue[_Buffers] = queue.SimpleQueue()
+        for _ in range(_cores()):
+            decoded_MP = np.empty(
+                (min(_MULTIPLIED_AT_ONCE, tile), question_BP.shape[1]), np.float32
+            )
+            buffers.put(_Buffers(np.empty((batch, tile), np.float32), decoded_MP))
+        scaled_BP = question_BP
         if self._compressed is not None:
             scaled_BP = question_BP * self._compressed.scale_P
-            decoded_TP = np.empty((tile, projection_size), np.float32)
+
+        def candidates(start: int, floor_B: npt.NDArray[np.float32]) -> _Candidates:
+            buffer = buffers.get()
+            tile_TP = self._scanned_NP[start : start + tile]
+            rough_BT = buffer.scores_BT[:, : len(tile_TP)]
+            for first in range(0, len(tile_TP), _MULTIPLIED_AT_ONCE):
+                part = slice(first, min(first + _MULTIPLIED_AT_ONCE, len(tile_TP)))
+                decoded_MP = buffer.decoded_MP[: part.stop - part.start]
+                decoded_MP[:] = tile_TP[part]
+                np.matmul(scaled_BP, decoded_MP.T, out=rough_BT[:, part])
+            near = np.flatnonzero(rough_BT >= floor_B[:, None])
+            buffers.put(buffer)
+            rows = near // len(tile_TP)
+            ids = near - rows * len(tile_TP) + start
+            scores = np.empty(len(ids), np.float32)
+            for first in range(0, len(ids), _RESCORED_AT_ONCE):
+                part = slice(first, first + _RESCORED_AT_ONCE)
+                scores[part] = _score(
+                    self._embeddings_NP, ids[part], question_BP.take(rows[part], axis=0)
+                )
+            self._forget_pages()
+            return _Candidates(rows.astype(np.uint8), _pack(scores, ids))
+
         found: list[_Candidates] = []
         count = 0
-        for start in range(0, len(self), tile):
-            part_TP = scanned_NP[start : start + tile]
-            if decoded_TP is not None:
-                decoded_TP[: len(part_TP)] = part_TP
-                part_TP = decoded_TP[: len(part_TP)]
-            rough_BT = np.matmul(scaled_BP, part_TP.T, out=scores_BT[:, : len(part_TP)])
-            arguments = (rough_BT, _down(floor_B), self._embeddings_NP, start, question_BP)
-            parts = _in_threads(functools.partial(_candidates, *arguments), batch)
-            self._forget_pages()
-            found += parts
-            count += sum(len(part.keys) for part in parts)
+        waiting: collections.deque[Future[_Candidates]] = collections.deque()
+        starts = iter(range(0, len(self), tile))
+        while True:
+            for start in itertools.islice(starts, 2 * _cores() - len(waiting)):
+                waiting.append(_threads().submit(candidates, start, _down(floor_B)))
+            if not waiting:
+                return _best(found, batch, k)
+            found.append(waiting.popleft().result())
+            count += len(found[-1].keys)
             if count > CANDIDATES_AT_ONCE:
                 best = _best(found, batch, k)
                 found = [
-                    _Candidates(np.full(len(keys), row), keys) for row, keys in enumerate(best)
+                    _Candidates(np.full(len(x), row, np.uint8), x) for row, x in enumerate(best)
                 ]
                 count = 0
-                full = [_worst(keys) if len(keys) == k else -math.inf for keys in best]
-                floor_B = np.maximum(floor_B, np.array(full) - allowance_B)
-        return _best(found, batch, k)
+                kth_B = np.array([_worst(x) if len(x) == k else -math.inf for x in best])
+                floor_B = np.maximum(floor_B, kth_B - allowance_B)
 
     def _compressed_device_search(self, question_BP: npt.NDArray[np.float32], k: int) -> _Keys:
         """As many blocks by compressed scores as it takes to know that the best k are there."""
@@ -249,10 +283,17 @@ class ExactIndex:
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
+class _Buffers(NamedTuple):
+    """What one thread works in: the scores of a tile, and some of its vectors in float32."""
+
+    scores_BT: npt.NDArray[np.float32]
+    decoded_MP: npt.NDArray[np.float32]
+
+
 class _Candidates(NamedTuple):
     """Rows of the batch, ascending, and the key of a block that may be among the row's best."""
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.uint8]
     keys: _Keys
 
 
@@ -269,25 +310,6 @@ def check_questions(question_BP: npt.NDArray[np.float32], projection_size: int) 
             f"The vector of question {int(np.argmin(finite_B))} of the batch holds NaN or infinity:"
             " training has diverged (try a lower learning rate) or the weights are damaged."
         )
-
-
-def _candidates(
-    rough_BT: npt.NDArray[np.float32],
-    floor_B: npt.NDArray[np.float32],
-    embeddings_NP: npt.NDArray[np.float32],
-    start: int,
-    question_BP: npt.NDArray[np.float32],
-    rows: slice,
-) -> _Candidates:
-    """Blocks of a tile from `start` on that reach the floor, with their scores in fixed order."""
-    near = np.flatnonzero(rough_BT[rows] >= floor_B[rows, None])
-    row, position = np.divmod(near, rough_BT.shape[1])
-    row, ids = row + rows.start, position + start
-    scores = np.empty(len(ids), np.float32)
-    for first in range(0, len(ids), _RESCORED_AT_ONCE):
-        part = slice(first, first + _RESCORED_AT_ONCE)
-        scores[part] = _score(embeddings_NP, ids[part], question_BP.take(row[part], axis=0))
-    return _Candidates(row, _pack(scores, ids))
 
 
 def _score(
@@ -319,15 +341,24 @@ def _best(found: list[_Candidates], batch: int, k: int) -> list[_Keys]:
 
 def _in_threads(work: Callable[[slice], Any], batch: int) -> list[Any]:
     """Calls `work` on slices that make up the rows of a batch, one for each core, in order."""
-    parts = min(batch, os.cpu_count() or 1)
+    parts = min(batch, _cores())
     bounds = [batch * part // parts for part in range(parts + 1)]
-    slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
-    return [work(slices[0])] if parts == 1 else list(_threads().map(work, slices))
+    return list(_threads().map(work, itertools.starmap(slice, itertools.pairwise(bounds))))
+
+
+@functools.cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="search")
+    return ThreadPoolExecutor(_cores(), thread_name_prefix="search")
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _down(floor_B: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
