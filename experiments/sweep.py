@@ -67,9 +67,10 @@ class SweepConfig:
       ict: Settings of ``ICTConfig`` in the baseline; ``steps = 0`` is no ICT at all.
       finetune: Settings of ``FinetuneConfig`` in the baseline; empty to stop at zero-shot
         retrieval.
-      variants: List of ``{"name": ..., "ict": {...}, "finetune": {...}}``: what each changes.
-      train: JSONL file of question-answer pairs to fine-tune on.
+      variants: List of ``{"name": ..., "ict": {...}, "finetune": {...}, "train": ...}``: what each
+        changes.
       seeds: Each variant is trained with each; the table has the means of every question over them.
+      train: JSONL file of question-answer pairs to fine-tune on.
     """
 
     name: str
@@ -80,8 +81,8 @@ class SweepConfig:
     ict: dict  # type: ignore[type-arg]
     finetune: dict  # type: ignore[type-arg]
     variants: list  # type: ignore[type-arg]
+    seeds: list  # type: ignore[type-arg]
     train: str = ""
-    seeds: list = dataclasses.field(default_factory=lambda: [0])  # type: ignore[type-arg]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Variant:
     name: str
     ict: Mapping[str, Any]
     finetune: Mapping[str, Any] | None
+    train: str
 
 
 def variants_of(config: SweepConfig) -> list[Variant]:
@@ -99,22 +101,23 @@ def variants_of(config: SweepConfig) -> list[Variant]:
     Raises:
       OrqaError: A variant has no name, or that of another, or a key that no training reads.
     """
-    found = [Variant(BASELINE, config.ict, config.finetune or None)]
+    found = [Variant(BASELINE, config.ict, config.finetune or None, config.train)]
     for number, given in enumerate(config.variants, 1):
-        unknown = given.keys() - {"name", "ict", "finetune"}
+        unknown = given.keys() - {"name", "ict", "finetune", "train"}
         if unknown or not isinstance(given.get("name"), str):
             raise OrqaError(
-                f"Variant {number} of the sweep needs a name, and may have ict and finetune, not "
-                f"{', '.join(sorted(unknown)) or 'no name'}."
+                f"Variant {number} of the sweep needs a name, and may have ict, finetune and "
+                f"train, not {', '.join(sorted(unknown)) or 'no name'}."
             )
         changes = given.get("finetune", {})
-        if changes and not config.finetune:
+        if (changes or "train" in given) and not config.finetune:
             raise OrqaError(
                 f"Variant {given['name']!r} changes fine-tuning, which this sweep does not do; "
                 "give the baseline settings in finetune."
             )
         fine = {**config.finetune, **changes} if config.finetune else None
-        found.append(Variant(given["name"], {**config.ict, **given.get("ict", {})}, fine))
+        pretraining = {**config.ict, **given.get("ict", {})}
+        found.append(Variant(given["name"], pretraining, fine, given.get("train", config.train)))
     names = [variant.name for variant in found]
     folders = [_folder_name(name) for name in names]
     if len(set(folders)) < len(folders):
@@ -182,14 +185,14 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int) -> Path:
     if variant.finetune is None:
         return run
     settings = {**variant.finetune, "seed": seed}
-    train = fingerprint_examples(load_examples(config.train))
+    train = fingerprint_examples(load_examples(variant.train))
     tuned = out / "shared" / _key("finetune", settings, store.fingerprint, weights, train, encoder)
     places = {
         "corpus": config.corpus,
         "encoder": config.encoder,
         "retriever": str(model),
         "index": str(index),
-        "train": config.train,
+        "train": variant.train,
         "out": str(tuned),
     }
     finetune(make_config(FinetuneConfig, settings | places))

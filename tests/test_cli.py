@@ -21,7 +21,10 @@ from tiny_world import (
 from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
 from orqa_jax.eval.judge import read_details
+from orqa_jax.qa.examples import load_examples
+from orqa_jax.train.finetune import finetune
 from orqa_jax.train.ict import ICTConfig
+from orqa_jax.train.metrics import read_metrics
 
 QUESTION = "Who founded the salt market of Tarnholt in 1226?"
 
@@ -129,6 +132,37 @@ def test_eval_with_details_and_compare(capsys, tmp_path):
     assert found["a"]["mean"] == pytest.approx(sum(ranks) / 9)
     status, printed, _ = run_orqa(capsys, "compare", ours, bm25, test)
     assert printed.startswith("### orqa_test against bm25_test")
+
+
+def test_report_of_a_run(capsys, tmp_path):
+    run = tmp_path / "run"
+    run.symlink_to(trained_run(), target_is_directory=True)
+    predictions = tmp_path / "seen" / "predictions" / "orqa.jsonl"
+    arguments = ["predict", "--run", run, world().questions, "--out", predictions]
+    assert run_orqa(capsys, *arguments)[0] == 0
+    (tmp_path / "seen" / "finetune").symlink_to(run / "finetune")
+    status, printed, _ = run_orqa(capsys, "report", tmp_path / "seen", "--out", tmp_path / "out")
+    assert status == 0
+    page, text = (Path(line) for line in printed.splitlines())
+    assert "Learning curves" in page.read_text("utf-8")
+    assert "exact match" in text.read_text("utf-8")
+
+
+def test_cloze_pairs_train(capsys, tmp_path):
+    pairs = tmp_path / "cloze.jsonl"
+    arguments = ["cloze", trained_run() / "corpus", "--out", pairs, "--count", "16"]
+    status, _, err = run_orqa(capsys, *arguments)
+    assert status == 0
+    assert "16 questions" in err
+    made = load_examples(pairs)
+    for example in made:
+        place = example.taken_from
+        text = {d["id"]: d["text"] for d in documents()}[place.document_id]
+        assert example.answers[0] in text[place.start :]
+    config = finetune_config(trained_run(), train=str(pairs), out=str(tmp_path / "out"), epochs=1)
+    finetune(config)
+    found = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert all(line["no_signal"] < 1 for line in found)
 
 
 def test_index_again_keeps_what_is_there_and_says_little():
@@ -284,6 +318,22 @@ MISTAKES = {
     "no predictions": (
         lambda f: ["eval", f / "none.jsonl", world().questions],
         ["none.jsonl"],
+    ),
+    "details of nothing": (
+        lambda f: ["eval", f / "none.jsonl", world().questions, "--details", f / "d.jsonl"],
+        ["none.jsonl"],
+    ),
+    "comparison with nothing": (
+        lambda f: ["compare", world().questions, f / "none.jsonl", world().questions],
+        ["answer"],
+    ),
+    "a report of nothing": (
+        lambda f: ["report", f / "nowhere", "--out", f / "o"],
+        ["nowhere"],
+    ),
+    "cloze pairs of no corpus": (
+        lambda f: ["cloze", f / "nowhere", "--out", f / "c"],
+        ["nowhere"],
     ),
     "predictions without answers": (
         lambda f: ["eval", world().questions, world().questions],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_world import FINETUNE_SETTINGS, ICT_SETTINGS, questions, world, write_jsonl
 
-from experiments.configs import sweep_ict, sweep_mask_rate
+from experiments.configs import sweep_cloze, sweep_ict, sweep_mask_rate
 from experiments.new_encoder import write_new_bert
 from experiments.sweep import BASELINE, SweepConfig, summarize_sweep, sweep, variants_of
 from orqa_jax.errors import OrqaError
@@ -29,6 +29,7 @@ def config(out, test, **changes):
         "ict": {**ICT_SETTINGS, "steps": 2, "checkpoint_every": 2},
         "finetune": {},
         "variants": [],
+        "seeds": [0],
     }
     return SweepConfig(**{**given, **changes})
 
@@ -135,6 +136,7 @@ def test_means_over_seeds_and_differences():
         ),
         ({"variants": [{"name": "x", "ict": {"mask_rate": 2.0}}]}, "between 0 and 1"),
         ({"variants": [{"name": "x", "finetune": {"epochs": 1}}]}, "which this sweep does not do"),
+        ({"variants": [{"name": "x", "train": "t"}]}, "which this sweep does not do"),
         ({"finetune": {"epochs": 1}, "train": ""}, "needs train"),
     ],
 )
@@ -144,7 +146,7 @@ def test_mistakes_are_found_before_training(tmp_path, changes, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", [sweep_ict, sweep_mask_rate])
+@pytest.mark.parametrize("module", [sweep_cloze, sweep_ict, sweep_mask_rate])
 def test_the_sweeps_that_are_there(module):
     made = make_config(SweepConfig, module.get_config().to_dict())
     names = [variant.name for variant in variants_of(made)]

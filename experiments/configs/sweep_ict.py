@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
                 "dropout": 0.0,
             },
             "finetune": {
-                "epochs": 1,
+                "epochs": 1.0,
                 "batch_size": 8,
                 "learning_rate": 2e-4,
                 "head_learning_rate_factor": 5.0,

@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
             "encoder": "runs/new_encoder",
             "test": "runs/wiki/test.jsonl",
             "out": "runs/sweep_mask_rate",
+            "seeds": [0],
             "ict": {
                 "steps": 400,
                 "batch_size": 64,

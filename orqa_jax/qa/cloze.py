@@ -48,12 +48,13 @@ _DATE = regex.compile(
     rf"|\d{{1,2}}(?:st|nd|rd|th) century(?: {_ERA})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
 )
 _NUMBER = regex.compile(
-    r"(?<![\w.,/:\-–])\d+(?:,\d{3})*(?:\.\d+)?(?: (?:hundred|thousand|million|billion)|%)?"
+    r"(?<![\w.,/:\-–−×^=])\d+(?:,\d{3})*(?:\.\d+)?(?: (?:hundred|thousand|million|billion)|%)?"
     r"(?![\w/:\-–]|[.,]\d)"
 )
+_TITLE = r"(?:Dr|Mr|Mrs|Ms|St|Prof|Gen|Col|Capt|Jr|Sr)\."
+_LETTERS = r"[\p{L}\p{N}]"
 _CAPITALISED = (
-    r"(?:(?:Dr|Mr|Mrs|Ms|St|Prof|Gen|Col|Capt|Jr|Sr)\.|\p{Lu}(?:\.(?:\p{Lu}\.)*"
-    r"|[\p{L}\p{N}]*(?:['’\-]\p{L}[\p{L}\p{N}]*)*))"
+    rf"(?:{_TITLE}|\p{{Lu}}(?:\.(?:\p{{Lu}}\.)*|{_LETTERS}*(?:['’\-]\p{{L}}{_LETTERS}*)*))"
 )
 _PARTICLE = r"(?:of|the|de|da|del|della|der|di|du|la|le|van|von|bin|ibn|al|y)"
 _NAME = regex.compile(
@@ -61,6 +62,7 @@ _NAME = regex.compile(
 )
 _WORD = regex.compile(r"\p{L}[\p{L}\p{N}]*")
 _POSSESSIVE = regex.compile(r"['’]s?$")
+_FINAL_MARK = regex.compile(r"[.!?]+(?=[\"'”’)]*$)")
 _NO_NAME = regex.compile(rf"(?:{_MONTH}|{_WEEKDAY}|I|I['’]\w+)")
 
 
@@ -202,7 +204,7 @@ def _example(
     asked = f" {' '.join(match_tokens(before))} | {' '.join(match_tokens(after))} "
     if f" {' '.join(match_tokens(answer))} " in asked:
         return None
-    question = f"{before}{GAP_WORDS[span.kind]}{after}".rstrip(".!?\"'”’) ") + "?"
+    question = _FINAL_MARK.sub("", f"{before}{GAP_WORDS[span.kind]}{after}") + "?"
     place = Place(blocks.document_id(block), blocks.document_start(block) + start)
     return Example(f"cloze-{block}-{start + span.start}", question, (answer,), taken_from=place)
 

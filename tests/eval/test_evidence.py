@@ -84,6 +84,8 @@ def test_best_span_is_the_best_of_all_spans(blocks, answers):
         (["well"], True, 1.0),
         (["wellknown"], True, 1.0),
         (["J. K. Marrow"], True, 1.0),
+        # Equal tokens, but "jk marrow" is not "j k marrow".
+        (["J.K. Marrow"], False, 2 / 3),
         (["Marrow wrote a book"], False, 4 / 5),
         (["the 1914"], True, 1.0),
         (["?"], False, 0.0),

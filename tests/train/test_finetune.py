@@ -246,6 +246,28 @@ def test_gradients_match_finite_differences_of_the_oracle(given):
             assert float(gradients[name][place]) == pytest.approx(slope, abs=2e-6)
 
 
+def test_without_the_early_update_only_reading_trains(given):
+    params, beam = given
+
+    def loss(params):
+        def fetch(rows_B, question_BP):
+            return jax.tree.map(jnp.asarray, beam)
+
+        batch = {"rows": jnp.arange(4)}
+        return orqa_loss(params, GivenValues(), batch, fetch, KEY, early_update=False)
+
+    (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    oracle = loss_oracle(params["question"], params["logits"], beam)
+    assert float(value) == pytest.approx(-sum(r for _, r in oracle if r is not None) / 4, rel=1e-5)
+    whole, whole_metrics = jax.grad(loss_of, has_aux=True)(params, beam)
+    np.testing.assert_allclose(gradients["logits"], whole["logits"], rtol=1e-6)
+    assert not np.any(gradients["question"][1])  # its answer is in no span
+    assert np.any(gradients["question"][0])
+    for name, pair in whole_metrics.items():
+        if name != "loss":
+            np.testing.assert_allclose(metrics[name], pair, rtol=1e-6, err_msg=name)
+
+
 def test_no_signal_gives_no_gradient(given):
     """Exactly none: not even rounding errors of cancelled terms."""
     params, beam = given
