@@ -143,6 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
 
+    export = command("export", _export, "write encoders or predictions in the formats of others")
+    export.add_argument("what", choices=("encoders", "predictions"))
+    export.add_argument("source", type=Path, help="run folder, or JSONL file of predictions")
+    export.add_argument("out", type=Path, help="folder, or JSONL file, to write")
+
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument("predictions", type=Path, help="JSONL file that `orqa predict` wrote")
     evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
@@ -302,6 +307,16 @@ def _import(options: argparse.Namespace) -> None:
             importing.import_answerer(*places, **shape)
         case "realm":
             importing.import_realm(*places)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from orqa_jax.train import exporting
+
+    _start_jax()
+    if options.what == "encoders":
+        exporting.export_encoders(options.source, options.out)
+    else:
+        exporting.export_predictions(options.source, options.out)
 
 
 def _eval(options: argparse.Namespace) -> None:
