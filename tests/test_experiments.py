@@ -24,6 +24,11 @@ ROOT = Path(quickstart.__file__).parent.parent.parent
         ("ict", ICTConfig),
         ("encode", EncodeConfig),
         ("nq", FinetuneConfig),
+        ("dpr", ICTConfig),
+        ("faithful_ict", ICTConfig),
+        ("faithful_finetune", FinetuneConfig),
+        ("modern_ict", ICTConfig),
+        ("modern_finetune", FinetuneConfig),
         ("evaluate", CompareConfig),
     ],
 )

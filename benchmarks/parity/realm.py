@@ -24,11 +24,11 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 24,
-    "max_position_embeddings": 20,
+    "max_position_embeddings": 64,
     "span_hidden_size": 4,
     "max_span_width": 3,
     "reader_beam_size": 2,
-    "reader_seq_len": 12,
+    "reader_seq_len": 32,
     "num_block_records": 5,
 }
 

@@ -8,8 +8,9 @@ In an environment with torch and sentence-transformers, compare:
 
     python benchmarks/parity/sentence_transformers_export.py compare FOLDER
 
-Random towers of every kind are written (pooling by [CLS], mean and pooler; with and without LayerNorm,
-ORQA's and REALM's epsilon), with questions and (title, text) pairs. The largest difference is printed.
+Random towers of every kind are written (pooling by [CLS], mean and pooler; with and without
+LayerNorm, ORQA's and REALM's epsilon), with questions and (title, text) pairs. The largest
+difference is printed.
 """
 
 import json
@@ -47,8 +48,9 @@ def write(folder: Path) -> None:
     for number, (pooling, norm, eps) in enumerate(KINDS):
         config = RetrieverConfig(bert, 16, pooling, True, norm, projection_norm_eps=eps)
         params = init_dual_encoder(config, jax.random.key(number))
-        keys = iter(jax.random.split(jax.random.key(100), 1000))
-        params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+        rng = np.random.default_rng(number)
+        for leaf in jax.tree.leaves(params := jax.tree.map(np.array, params)):
+            leaf += 0.2 * rng.normal(size=leaf.shape)
         out = folder / f"{number}"
         out.mkdir(parents=True, exist_ok=True)
         export_tower(out / "encoder", config, params["encoder"], tokenizer, 96)

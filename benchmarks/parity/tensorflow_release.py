@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-SIZES = {"vocab": 31, "hidden": 16, "layers": 2, "inner": 24, "positions": 20, "projection": 6}
+SIZES = {"vocab": 31, "hidden": 16, "layers": 2, "inner": 24, "positions": 64, "projection": 6}
 HEADS, SPAN, WIDTH = 2, 4, 3
 
 tf1 = tf.compat.v1

@@ -29,6 +29,7 @@ from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
 from orqa_jax.train.config import check_at_least
 from orqa_jax.train.mesh import check_batch_size, make_mesh, place_batch, tree_shardings
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.mining import fingerprint_file, load_pairs
 from orqa_jax.train.state import (
     SCHEDULES,
     OptimizerName,
@@ -51,6 +52,9 @@ class ICTConfig:
       corpus: Folder of the block store.
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
+      pairs: JSONL file of questions with the block that answers each and hard negatives, as `orqa
+        mine` writes it: strong supervision (Karpukhin et al. 2020) instead of pseudo-questions,
+        and ``mask_rate`` has no say. "" for the Inverse Cloze Task.
       steps: Number of updates.
       batch_size: Pseudo-questions of one update; each has the blocks of all others as negatives.
       exclude_duplicates: Another copy of the right block is no negative. In the 2019 release it is.
@@ -78,6 +82,7 @@ class ICTConfig:
     corpus: str
     encoder: str
     out: str
+    pairs: str = ""
     steps: int = 1000
     batch_size: int = 32
     exclude_duplicates: bool = True
@@ -156,10 +161,34 @@ class ICTExamples:
         context = np.concatenate([tokens[:start], tokens[end:]]) if masked else tokens
         return {
             "block": np.int32(block),
-            "position": np.int32(position),
             "masked": np.bool_(masked),
             "question": tokens[start:end],
             "context": context,
+        }
+
+
+class PairExamples:
+    """Questions with the blocks that answer them and hard negatives, by position, without end."""
+
+    def __init__(self, store: BlockStore, tokenizer: WordPiece, pairs: Path, *, seed: int) -> None:
+        self._store, self._seed = store, seed
+        self._pairs = load_pairs(pairs, len(store))
+        self._questions = [e.ids for e in tokenizer.encode([pair.question for pair in self._pairs])]
+        self.epoch_size = len(self._pairs)
+        self._order = functools.lru_cache(maxsize=2)(
+            lambda epoch: np.random.default_rng((seed, 0, epoch)).permutation(self.epoch_size)
+        )
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        epoch, place = divmod(int(position), self.epoch_size)
+        row = int(self._order(epoch)[place])
+        pair = self._pairs[row]
+        return {
+            "block": np.int32(pair.block),
+            "negatives": np.array(pair.negatives, np.int32),
+            "masked": np.bool_(False),
+            "question": self._questions[row],
+            "context": self._store.block_tokens(pair.block),
         }
 
 
@@ -167,12 +196,15 @@ def collate(
     examples: list[dict[str, Any]], store: BlockStore, tokenizer: WordPiece, config: ICTConfig
 ) -> dict[str, Any]:
     """Pads examples into one batch of encoder inputs."""
-    blocks = np.array([example["block"] for example in examples])
     question = [example["question"] for example in examples]
-    context = inputs.ragged([example["context"] for example in examples])
-    positions = np.array([example["position"] for example in examples])
+    negatives = [block for example in examples for block in example.get("negatives", ())]
+    blocks = np.array([*(example["block"] for example in examples), *negatives])
+    context = inputs.ragged(
+        [*(example["context"] for example in examples), *map(store.block_tokens, negatives)]
+    )
     return {
-        "block_id": blocks if config.exclude_duplicates else positions,
+        "block_id": blocks,
+        "target": np.arange(len(examples)),
         "masked": np.array([example["masked"] for example in examples]),
         "question": inputs.question_inputs(tokenizer, question, config.question_length),
         "block": inputs.pair_inputs(tokenizer, store.titles(blocks), context, config.block_length),
@@ -183,14 +215,22 @@ def batches(
     store: BlockStore, tokenizer: WordPiece, config: ICTConfig, first_step: int
 ) -> Iterator[dict[str, Any]]:
     """Yields this process's rows of the batch of each step from ``first_step`` on."""
-    examples = ICTExamples(store, seed=config.seed, mask_rate=config.mask_rate)
+    examples: Any = (
+        PairExamples(store, tokenizer, Path(config.pairs), seed=config.seed)
+        if config.pairs
+        else ICTExamples(store, seed=config.seed, mask_rate=config.mask_rate)
+    )
     processes, process = jax.process_count(), jax.process_index()
     local_size = config.batch_size // processes
 
     def batch(step: int) -> dict[str, Any]:
         first = step * config.batch_size + process * local_size
         rows = [examples[position] for position in range(first, first + local_size)]
-        return collate(rows, store, tokenizer, config)
+        made = collate(rows, store, tokenizer, config)
+        numbers = np.arange(len(made["block_id"])) + process * len(made["block_id"])
+        if not config.exclude_duplicates:
+            made["block_id"] = numbers
+        return made | {"target": numbers[:local_size]}
 
     steps = grain.MapDataset.range(first_step, config.steps).map(batch)
     return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
@@ -215,17 +255,16 @@ def ict_loss(
         rngs={"dropout": question_key},
         method="encode_questions",
     )
-    block_BP: Any = model.apply(
+    block_MP: Any = model.apply(
         variables,
         *(batch["block"][name] for name in ("token_ids", "mask", "segment_ids")),
         deterministic=False,
         rngs={"dropout": block_key},
         method="encode_blocks",
     )
-    block_id_B = batch["block_id"]
-    target_B = jnp.arange(len(block_id_B))
-    allowed_BB = (block_id_B[:, None] != block_id_B) | (target_B[:, None] == target_B)
-    loss_B, correct_B = in_batch_softmax_loss(question_BP, block_BP, target_B, allowed_BB)
+    target_B, block_id_M = batch["target"], batch["block_id"]
+    allowed_BM = block_id_M[target_B][:, None] != block_id_M
+    loss_B, correct_B = in_batch_softmax_loss(question_BP, block_MP, target_B, allowed_BM)
     metrics = {
         "loss": mean_of(loss_B),
         "accuracy": mean_of(correct_B),
@@ -265,6 +304,7 @@ def pretrain(config: ICTConfig) -> Path:
     described = dataclasses.asdict(config) | {
         "corpus_fingerprint": store.fingerprint,
         "encoder_fingerprint": fingerprint_params(bert_params),
+        "pairs_fingerprint": fingerprint_file(Path(config.pairs)) if config.pairs else "",
     }
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"

@@ -66,7 +66,7 @@ def test_realm_as_transformers_computes_it():
     np.testing.assert_allclose(vectors(found.embedder, golden), golden["vectors"], atol=1e-5)
     np.testing.assert_allclose(span_logits(found.reader, golden), golden["span_logits"], atol=1e-5)
     np.testing.assert_array_equal(found.block_embeddings, golden["block_emb"])
-    assert (found.reader_beam, found.reader_length) == (2, 12)
+    assert (found.reader_beam, found.reader_length) == (2, 32)
     assert any("cls.predictions" in name for name in found.embedder.unplaced)
     assert not any(name.startswith("reader.qa_outputs") for name in found.embedder.unplaced)
 

@@ -187,6 +187,7 @@ def test_loss_and_metrics_of_given_vectors():
     block_BP[2], block_BP[5] = block_BP[0], block_BP[1]
     inputs = dict.fromkeys(("token_ids", "mask", "segment_ids"))
     batch = {"block_id": block_id, "masked": masked, "question": inputs, "block": inputs}
+    batch["target"] = np.arange(6)
     params = {"encode_questions": question_BP, "encode_blocks": block_BP}
     loss, metrics = ict_loss(params, GivenVectors(), jax.tree.map(jnp.asarray, batch), KEY)
 
