@@ -142,6 +142,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--chunk", action="store_true", help="find the largest chunk_size that fits")
 
+    mine = command("mine", _mine, "find positive blocks and hard negatives for `orqa ict --pairs`")
+    _add_run(mine)
+    mine.add_argument("train", type=Path, help="JSONL of question-answer pairs, or SQuAD JSON")
+    mine.add_argument("--out", type=Path, required=True, help="JSONL file of pairs to write")
+    mine.add_argument("--squad", action="store_true", help="the file is SQuAD JSON with paragraphs")
+    mine.add_argument("--negatives", type=int, default=1, help="hard negatives a question (1)")
+
+    command("read", _read, "train the reader from gold spans (SQuAD)", settings=True)
+
     ask = command("ask", _ask, "answer questions, with evidence")
     _add_run(ask)
     ask.add_argument(
@@ -210,6 +219,11 @@ def _parser() -> argparse.ArgumentParser:
         help="GELU of a TensorFlow retriever or answerer: by tanh (default) or exact",
     )
     imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
+
+    export = command("export", _export, "write encoders or predictions in the formats of others")
+    export.add_argument("what", choices=("encoders", "predictions"))
+    export.add_argument("source", type=Path, help="run folder, or JSONL file of predictions")
+    export.add_argument("out", type=Path, help="folder, or JSONL file, to write")
 
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument(
@@ -427,6 +441,35 @@ def _plan(options: argparse.Namespace) -> None:
     )
 
 
+def _mine(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.index.bm25 import BM25Index
+    from orqa_jax.qa.datasets import read_gold_spans
+    from orqa_jax.qa.examples import load_examples
+    from orqa_jax.train.mining import mine_pairs, save_pairs
+
+    if options.negatives < 0:
+        raise OrqaError(f"--negatives is {options.negatives}; it has to be at least 0.")
+    store = BlockStore(options.run / "corpus")
+    index = BM25Index.open(options.run / "bm25", corpus_fingerprint=store.fingerprint)
+    paragraphs = None
+    if options.squad:
+        golds = list(read_gold_spans([options.train]))
+        examples, paragraphs = [gold.example for gold in golds], [gold.context for gold in golds]
+    else:
+        examples = load_examples(options.train)
+    pairs = mine_pairs(store, index, examples, paragraphs, negatives=options.negatives)
+    save_pairs(options.out, pairs)
+
+
+def _read(arguments: Sequence[str]) -> None:
+    from orqa_jax.train.reading import ReadConfig, train_reader
+
+    _start_jax()
+    places = {"corpus": "corpus", "retriever": "ict/model", "out": "read"}
+    train_reader(_settings(ReadConfig, "orqa read", arguments, places))
+
+
 def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str, str]) -> Any:
     """Reads a settings dataclass from a run folder, a config file and flags; the last one wins."""
     from orqa_jax.train.config import load_config_file, make_config
@@ -544,6 +587,16 @@ def _import(options: argparse.Namespace) -> None:
             importing.import_answerer(*places, **shape)
         case "realm":
             importing.import_realm(*places)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from orqa_jax.train import exporting
+
+    _start_jax()
+    if options.what == "encoders":
+        exporting.export_encoders(options.source, options.out)
+    else:
+        exporting.export_predictions(options.source, options.out)
 
 
 def _eval(options: argparse.Namespace) -> None:

@@ -38,7 +38,13 @@ from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
-from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
+from orqa_jax.train.checkpoint import (
+    Checkpoints,
+    describe_model,
+    is_finished,
+    load_model,
+    save_model,
+)
 from orqa_jax.train.config import check_at_least
 from orqa_jax.train.inputs import batch_iterator, timed
 from orqa_jax.train.mesh import (
@@ -101,6 +107,8 @@ class FinetuneConfig:
       bm25: Folder of the BM25 index, unless the evidence is dense.
       encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
         the retriever started from.
+      reader: Folder of a model whose reader fine-tuning starts from, as `orqa read` writes it; ""
+        for new span layers on the encoder.
       epochs: Times each question is seen; may be a fraction.
       batch_size: Questions of one update (1 in the paper).
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
@@ -148,6 +156,7 @@ class FinetuneConfig:
     evidence: Evidence = "dense"
     bm25: str = ""
     encoder: str = ""
+    reader: str = ""
     epochs: float = 3.0
     batch_size: int = 8
     learning_rate: float = 5e-5
@@ -203,10 +212,11 @@ class FinetuneConfig:
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
 
 
-def step_rows(count: int, config: FinetuneConfig, step: int) -> np.ndarray:
+def step_rows(count: int, config: Any, step: int) -> np.ndarray:
     """Returns which of ``count`` questions the global batch of ``step`` holds.
 
-    Epochs follow one another without a gap, each in its own order.
+    ``config`` has a ``batch_size`` and a ``seed``. Epochs follow one another without a gap, each in
+    its own order.
     """
     positions = np.arange(step * config.batch_size, (step + 1) * config.batch_size)
     orders = {
@@ -216,8 +226,8 @@ def step_rows(count: int, config: FinetuneConfig, step: int) -> np.ndarray:
     return np.array([orders[position // count][position % count] for position in positions])
 
 
-def total_steps(count: int, config: FinetuneConfig) -> int:
-    """Steps that see ``count`` questions at least ``config.epochs`` times."""
+def total_steps(count: int, config: Any) -> int:
+    """Steps that see ``count`` questions ``config.epochs`` times, ``config.batch_size`` at once."""
     return math.ceil(count * config.epochs / config.batch_size)
 
 
@@ -428,12 +438,30 @@ def initial_params(
     bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
     params: Params = {"reader": init_reader(reader_config, key, bert_params)}
+    if config.reader:
+        params["reader"] = trained_reader(Path(config.reader), params["reader"])
     if config.evidence != "bm25":
         tower = "encoder" if "encoder" in retriever_params else "question_encoder"
         params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
     if config.evidence != "dense":
         params["sparse"] = initial_sparse_params()
     return reader_config, params
+
+
+def trained_reader(folder: Path, fresh: Params) -> Params:
+    """The reader of a model folder, where it has the shape of the ``fresh`` one.
+
+    Raises:
+      OrqaError: There is no such model, or its reader has other sizes.
+    """
+    _, params, _ = load_model(folder, kind=MODEL_KIND)
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (params["reader"], fresh)]
+    if shapes[0] != shapes[1]:
+        raise OrqaError(
+            f"The reader in {folder} has other sizes than this one would; give the same encoder, "
+            "reader_layers and span_hidden_size to both."
+        )
+    return jax.tree.map(jnp.asarray, params["reader"])
 
 
 def make_models(
@@ -521,6 +549,9 @@ def finetune(config: FinetuneConfig) -> Path:
         "train_fingerprint": fingerprint_examples(examples),
         "encoder_fingerprint": fingerprint_params(load_bert(Path(encoder))[1]),
     }
+    if config.reader:
+        about_reader = describe_model(Path(config.reader), kind=MODEL_KIND)
+        described["reader_fingerprint"] = about_reader["weights_fingerprint"]
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
     if WordPiece.load(Path(config.encoder)).fingerprint != store.tokenizer_fingerprint:

@@ -41,6 +41,7 @@ from orqa_jax.train.mesh import (
     tree_shardings,
 )
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.mining import fingerprint_file, load_pairs
 from orqa_jax.train.state import (
     SCHEDULES,
     OptimizerName,
@@ -66,14 +67,17 @@ class ICTConfig:
       corpus: Folder of the block store.
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
+      pairs: JSONL file of questions with the block that answers each and hard negatives, as `orqa
+        mine` writes it: strong supervision (Karpukhin et al. 2020) instead of pseudo-questions,
+        and ``mask_rate`` has no say. "" for the Inverse Cloze Task.
       steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
       batch_size: Pseudo-questions of one update, on all devices together; each has the blocks of
         all others as negatives.
       chunk_size: Rows that one device encodes at a time, computing them again for the gradient: a
         third more arithmetic, and memory for so many rows instead of for the batch. It divides
         the rows of a device; 0 encodes all of them at once.
-      exclude_duplicates: Blocks that hold the pseudo-question's sentence too are no negatives. In
-        the 2019 release they are.
+      exclude_duplicates: Blocks that hold the pseudo-question's sentence too are no negatives,
+        with ``pairs`` copies of the right block. In the 2019 release they are.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
       projection_learning_rate_factor: How much faster the new projection learns than the BERT.
       weight_decay: Decoupled, on all but biases and LayerNorm.
@@ -108,6 +112,7 @@ class ICTConfig:
     corpus: str
     encoder: str
     out: str
+    pairs: str = ""
     steps: int = 1000
     batch_size: int = 32
     chunk_size: int = 0
@@ -215,17 +220,54 @@ def sentence_hash(tokens: np.ndarray) -> np.int32:
     return np.int32(zlib.crc32(tokens.tobytes()) & 0x7FFFFFFE) + np.int32(1)
 
 
+class PairExamples:
+    """Questions with the blocks that answer them and hard negatives, by position, without end."""
+
+    def __init__(self, store: BlockStore, tokenizer: WordPiece, pairs: Path, *, seed: int) -> None:
+        self._store, self._seed = store, seed
+        self._pairs = load_pairs(pairs, len(store))
+        self._questions = [e.ids for e in tokenizer.encode([pair.question for pair in self._pairs])]
+        self.epoch_size = len(self._pairs)
+        self._order = functools.lru_cache(maxsize=2)(
+            lambda epoch: np.random.default_rng((seed, 0, epoch)).permutation(self.epoch_size)
+        )
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        epoch, place = divmod(int(position), self.epoch_size)
+        row = int(self._order(epoch)[place])
+        pair = self._pairs[row]
+        context = self._store.block_tokens(pair.block)
+        # A whole block counts as its only sentence: copies of it are told by that.
+        hashes = [sentence_hash(self._store.block_tokens(block)) for block in pair.negatives]
+        return {
+            "block": np.int32(pair.block),
+            "negatives": np.array(pair.negatives, np.int32),
+            "negative_hashes": np.array(hashes, np.int32).reshape(-1, 1),
+            "masked": np.bool_(False),
+            "sentence_hashes": np.array([sentence_hash(context)], np.int32),
+            "question_hash": sentence_hash(context),
+            "question": self._questions[row],
+            "context": context,
+        }
+
+
 def collate(
     examples: list[dict[str, Any]], store: BlockStore, tokenizer: WordPiece, config: ICTConfig
 ) -> dict[str, Any]:
     """Pads examples into one batch of encoder inputs."""
-    blocks = np.array([example["block"] for example in examples])
     question = [example["question"] for example in examples]
-    context = inputs.ragged([example["context"] for example in examples])
+    negatives = [block for example in examples for block in example.get("negatives", ())]
+    blocks = np.array([*(example["block"] for example in examples), *negatives])
+    context = inputs.ragged(
+        [*(example["context"] for example in examples), *map(store.block_tokens, negatives)]
+    )
     block = inputs.pair_inputs(tokenizer, store.titles(blocks), context, config.block_length)
     del block["second_mask"]
     hashes = np.stack([example["sentence_hashes"] for example in examples])
+    if negatives:
+        hashes = np.concatenate([hashes, *(example["negative_hashes"] for example in examples)])
     return {
+        "target": np.arange(len(examples), dtype=np.int32),
         "masked": np.array([example["masked"] for example in examples]),
         "question_hash": np.array([example["question_hash"] for example in examples]),
         "sentence_hashes": hashes if config.exclude_duplicates else hashes[:, :0],
@@ -244,6 +286,7 @@ def batch_shapes(config: ICTConfig, *, most_sentences: int) -> dict[str, Any]:
         return {name: array(bool if name == "mask" else np.int32, length) for name in names}
 
     return {
+        "target": array(np.int32),
         "masked": array(bool),
         "question_hash": array(np.int32),
         "sentence_hashes": array(np.int32, most_sentences if config.exclude_duplicates else 0),
@@ -254,24 +297,28 @@ def batch_shapes(config: ICTConfig, *, most_sentences: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _open_examples(
-    corpus: str, encoder: str, seed: int, mask_rate: float
-) -> tuple[BlockStore, WordPiece, ICTExamples]:
+    corpus: str, encoder: str, seed: int, mask_rate: float, pairs: str
+) -> tuple[BlockStore, WordPiece, ICTExamples | PairExamples]:
     """What a worker process needs of the corpus, opened there once."""
-    store = BlockStore(Path(corpus))
-    examples = ICTExamples(store, seed=seed, mask_rate=mask_rate)
-    return store, WordPiece.load(Path(encoder)), examples
+    store, tokenizer = BlockStore(Path(corpus)), WordPiece.load(Path(encoder))
+    if pairs:
+        return store, tokenizer, PairExamples(store, tokenizer, Path(pairs), seed=seed)
+    return store, tokenizer, ICTExamples(store, seed=seed, mask_rate=mask_rate)
 
 
 def step_batch(config: ICTConfig, processes: int, process: int, step: int) -> dict[str, Any]:
     """The rows that process number ``process`` has in the batch of ``step`` (counted from 0)."""
     store, tokenizer, examples = _open_examples(
-        config.corpus, config.encoder, config.seed, config.mask_rate
+        config.corpus, config.encoder, config.seed, config.mask_rate, config.pairs
     )
     rows = config.batch_size // processes
     first = step * config.batch_size + process * rows
-    return collate(
+    batch = collate(
         [examples[position] for position in range(first, first + rows)], store, tokenizer, config
     )
+    # The blocks of all processes stand one after the other.
+    batch["target"] += np.int32(process * len(batch["sentence_hashes"]))
+    return batch
 
 
 def batches(config: ICTConfig, first_step: int) -> Iterator[dict[str, Any]]:
@@ -332,9 +379,9 @@ def ict_loss(
 
     sentences_MS = gathered(mesh, batch["sentence_hashes"])
     allowed_BM = ~(batch["question_hash"][:, None, None] == sentences_MS).any(axis=2)
-    target_B = jnp.arange(len(question_BP))
+    target_B = batch["target"]
     loss_B, correct_B = in_batch_softmax_loss(question_BP, block_MP, target_B, allowed_BM)
-    others_BM = allowed_BM & (target_B[:, None] != target_B)
+    others_BM = allowed_BM & (jnp.arange(len(block_MP)) != target_B[:, None])
     metrics = {
         "loss": mean_of(loss_B),
         "accuracy": mean_of(correct_B),
@@ -422,6 +469,7 @@ def pretrain(config: ICTConfig) -> Path:
     described = dataclasses.asdict(config) | {
         "corpus_fingerprint": store.fingerprint,
         "encoder_fingerprint": fingerprint_params(bert_params),
+        "pairs_fingerprint": fingerprint_file(Path(config.pairs)) if config.pairs else "",
     }
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"

@@ -15,7 +15,7 @@ Params = dict[str, Any]
 OptimizerName = Literal["adamw", "bert"]
 
 # BERT decays neither biases nor LayerNorm parameters (Devlin et al. 2019, released optimiser).
-_NOT_DECAYED = re.compile(r".*/(bias|scale)")
+_NOT_DECAYED = re.compile(r".*/(norm_)?(bias|scale)")
 
 
 @flax.struct.dataclass

@@ -285,6 +285,8 @@ def test_ict_takes_the_path_of_the_oracle() -> None:
     assert np.median(moved) > 5e-4
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_fine_tuning_takes_the_path_of_the_oracle() -> None:
     run, _ = ict_run()
     encode_corpus(EncodeConfig(str(run / "corpus"), str(run / "ict" / "model"), str(run / "index")))

@@ -225,7 +225,7 @@ def test_loss_and_metrics_of_given_vectors():
     masked = np.array([True, False, True, True, False, True])
     inputs = dict.fromkeys(("token_ids", "mask", "segment_ids"), np.zeros((6, 1), np.int32))
     batch = {"question_hash": asked, "sentence_hashes": sentences, "masked": masked}
-    batch |= {"question": inputs, "block": inputs}
+    batch |= {"question": inputs, "block": inputs, "target": np.arange(6, dtype=np.int32)}
     params = {"encode_questions": question_BP, "encode_blocks": block_BP}
     batch, params = jax.tree.map(jnp.asarray, (batch, params))
     loss_function = functools.partial(ict_loss, mesh=make_mesh(jax.devices()[:1]))

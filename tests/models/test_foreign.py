@@ -1,0 +1,170 @@
+"""Released weights give what TensorFlow and transformers computed from them (benchmarks/parity)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.bert import random_weights, tiny_config
+from oracles.bundle import write_bundle
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import BertConfig
+from orqa_jax.models.foreign import (
+    load_realm,
+    load_tensorflow_bert,
+    load_tensorflow_embeddings,
+    load_tensorflow_reader,
+    load_tensorflow_retriever,
+    tensorflow_bert_names,
+)
+from orqa_jax.models.reader import SpanReader
+from orqa_jax.models.retriever import DualEncoder
+from orqa_jax.models.tensorflow import read_tensorflow
+from orqa_jax.models.weights import bert_names, fingerprint_params, load_bert, save_bert
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SHAPE = {"hidden_act": "gelu_new", "heads": 2}
+
+
+def batch(golden):
+    return golden["ids"], golden["mask"].astype(bool), golden["segments"]
+
+
+def vectors(found, golden):
+    model = DualEncoder(found.config)
+    params = {"params": {"encoder": found.params}}
+    return model.apply(params, *batch(golden), method="encode_blocks")
+
+
+def span_logits(found, golden):
+    logits = SpanReader(found.config).apply({"params": found.params}, *batch(golden))
+    return np.asarray(logits)[:, golden["first"], golden["last"] - golden["first"]]
+
+
+def test_orqa_as_tensorflow_computes_it():
+    golden = np.load(GOLDEN / "release" / "golden.npz")
+    retriever = load_tensorflow_retriever(GOLDEN / "release", **SHAPE)
+    reader = load_tensorflow_reader(GOLDEN / "release", max_span_wordpieces=3, **SHAPE)
+    assert np.abs(golden["vectors"]).max() > 0.5
+    np.testing.assert_allclose(vectors(retriever, golden), golden["vectors"], atol=1e-5)
+    np.testing.assert_allclose(span_logits(reader, golden), golden["span_logits"], atol=1e-5)
+    assert "global_step" in retriever.unplaced
+    assert "reader/module/cls/predictions/output_bias" in reader.unplaced
+    assert "reader/dense/kernel" in retriever.unplaced
+    assert not any("adam_m" in name for name in reader.unplaced)
+    assert retriever.config.projection_norm_eps == 1e-3
+
+    exact = load_tensorflow_retriever(GOLDEN / "release", hidden_act="gelu", heads=2)
+    assert np.abs(np.asarray(vectors(exact, golden)) - golden["vectors"]).max() > 1e-4
+
+
+def test_realm_as_transformers_computes_it():
+    golden = np.load(GOLDEN / "realm" / "golden.npz")
+    found = load_realm(GOLDEN / "realm")
+    np.testing.assert_allclose(vectors(found.embedder, golden), golden["vectors"], atol=1e-5)
+    np.testing.assert_allclose(span_logits(found.reader, golden), golden["span_logits"], atol=1e-5)
+    np.testing.assert_array_equal(found.block_embeddings, golden["block_emb"])
+    assert (found.reader_beam, found.reader_length) == (2, 32)
+    assert any("cls.predictions" in name for name in found.embedder.unplaced)
+    assert not any(name.startswith("reader.qa_outputs") for name in found.embedder.unplaced)
+
+
+def renamed(tmp_path, rename):
+    """The golden retriever under the names of another release."""
+    tensors = read_tensorflow(GOLDEN / "release")
+    kept = {rename(name): value for name, value in tensors.items() if rename(name)}
+    return write_bundle(tmp_path / "variables" / "variables", kept)
+
+
+def test_an_ict_module_and_realms_embedder(tmp_path):
+    def ict(name):
+        return name.removeprefix("module/") if name.startswith("module/") else None
+
+    golden = np.load(GOLDEN / "release" / "golden.npz")
+    renamed(tmp_path, ict)
+    found = load_tensorflow_retriever(tmp_path, **SHAPE)
+    np.testing.assert_allclose(vectors(found, golden), golden["vectors"], atol=1e-5)
+    assert found.unplaced == []
+
+    def realm(name):
+        return ict(name) and f"module/module/{ict(name)}".replace(
+            "layer_normalization", "LayerNorm"
+        )
+
+    renamed(tmp_path / "realm", realm)
+    found = load_tensorflow_retriever(tmp_path / "realm", **SHAPE)
+    assert found.config.projection_norm_eps == 1e-12
+    assert fingerprint_params(found.params)
+
+
+def test_what_is_missing_or_ambiguous_is_named(tmp_path):
+    renamed(tmp_path, lambda name: None if name.startswith("reader") else name)
+    with pytest.raises(OrqaError, match="holds 0 BERTs that may be its reader"):
+        load_tensorflow_reader(tmp_path)
+    renamed(tmp_path / "twice", lambda name: name.replace("reader/", "other/"))
+    with pytest.raises(OrqaError, match=r"holds 2 BERTs .* \(module/module/, other/module/\)"):
+        load_tensorflow_retriever(tmp_path / "twice")
+    lost = "module/module/bert/encoder/layer_1/output/dense/bias"
+    renamed(tmp_path / "lost", lambda name: None if name in (lost, "module/dense/bias") else name)
+    with pytest.raises(OrqaError, match=f"{lost} is missing; module/dense/bias is missing"):
+        load_tensorflow_retriever(tmp_path / "lost", **SHAPE)
+    renamed(tmp_path / "bare", lambda name: None if name == "module/dense/kernel" else name)
+    with pytest.raises(OrqaError, match=r"without a projection"):
+        load_tensorflow_retriever(tmp_path / "bare", **SHAPE)
+    with pytest.raises(OrqaError, match="holds no 'block_emb', but"):
+        load_tensorflow_embeddings(GOLDEN / "release")
+
+
+def released_bert(folder):
+    """A tiny BERT as google-research/bert has them, and its weights as torch would."""
+    config, weights = tiny_config(), random_weights(tiny_config())
+    shape = BertConfig.from_dict(config)
+    paths = bert_names(shape)
+    tensors = {}
+    for path, name in tensorflow_bert_names(shape, "bert/").items():
+        value = weights[paths[path]]
+        tensors[name] = value.T if path[-1] == "kernel" else value
+    tensors |= {"cls/seq_relationship/output_bias": np.zeros(2, "f"), "x/adam_v": np.ones(3, "f")}
+    write_bundle(folder / "bert_model.ckpt", tensors)
+    (folder / "bert_config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    return config, weights
+
+
+def test_a_released_bert_becomes_an_encoder_folder(tmp_path):
+    released_bert(tmp_path / "uncased")
+    names = set(read_tensorflow(tmp_path / "uncased" / "bert_model.ckpt"))
+    # As BERT's release spells them.
+    assert {
+        "bert/embeddings/word_embeddings",
+        "bert/embeddings/LayerNorm/gamma",
+        "bert/encoder/layer_1/attention/self/query/kernel",
+        "bert/encoder/layer_0/attention/output/LayerNorm/beta",
+        "bert/pooler/dense/bias",
+    } <= names
+    found = load_tensorflow_bert(tmp_path / "uncased")
+    assert found.unplaced == ["cls/seq_relationship/output_bias"]
+    save_bert(tmp_path / "encoder", found.config, found.params)
+    config, params = load_bert(tmp_path / "encoder")
+    assert config == found.config
+    assert fingerprint_params(params) == fingerprint_params(found.params)
+    np.testing.assert_array_equal(
+        params["layer_1"]["intermediate"]["kernel"],
+        random_weights(tiny_config())["encoder.layer.1.intermediate.dense.weight"].T,
+    )
+    with pytest.raises(OrqaError, match=r"bert_config.json cannot be read"):
+        load_tensorflow_bert(tmp_path)
+
+
+def test_realm_folders_of_something_else(tmp_path):
+    with pytest.raises(OrqaError, match=r"config.json cannot be read"):
+        load_realm(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(OrqaError, match="describes a 'bert', not a 'realm'"):
+        load_realm(tmp_path)
+    shutil.copytree(GOLDEN / "realm", tmp_path / "realm")
+    config = json.loads((tmp_path / "realm" / "config.json").read_text())
+    (tmp_path / "realm" / "config.json").write_text(json.dumps(config | {"span_hidden_size": 5}))
+    with pytest.raises(OrqaError, match=r"dense_intermediate.weight is \[8, 16\], not \[10, 16\]"):
+        load_realm(tmp_path / "realm")
