@@ -84,9 +84,6 @@ def supervise(
       regex_answers: Answers are regular expressions (CuratedTREC).
       names_of: The named entities of a question.
       articles: Retrieved for each question.
-
-    Raises:
-      OrqaError: An answer is no regular expression where they should be.
     """
     counts = DropCounts()
     found: list[ReadingExample] = []
@@ -145,8 +142,7 @@ def supervise_one(
     ranked: list[tuple[int, int, ReadingExample]] = []
     for title, text in paragraphs:
         counts.paragraphs += 1
-        tokens = tokenize(text)
-        spans = answer_spans(text, tokens, patterns)
+        spans = answer_spans(text, patterns)
         if not spans:
             counts.without_answer += 1
         elif not _LEAST_CHARACTERS <= len(text) <= _MOST_CHARACTERS:
@@ -154,6 +150,7 @@ def supervise_one(
         elif not all(name.lower() in text.lower() for name in names):
             counts.without_name += 1
         else:
+            tokens = tokenize(text)
             overlaps = [window_overlap(question, tokens, *span) for span in spans]
             best = max(range(len(spans)), key=overlaps.__getitem__)
             if not overlaps[best]:
@@ -179,33 +176,33 @@ def supervise_one(
 def answer_patterns(example: Example, regex_answers: bool) -> list[regex.Pattern[str]]:
     """Patterns that find the answers, whatever their case.
 
-    Raises:
-      OrqaError: An answer is no regular expression where they should be.
+    A broken regular expression (CuratedTREC has one) finds nothing, and the log says so.
     """
-    try:
-        return [
-            regex.compile(answer if regex_answers else regex.escape(answer.strip()), regex.I)
-            for answer in example.answers
-        ]
-    except regex.error as error:
-        raise OrqaError(
-            f"An answer of question {example.id} is no regular expression ({error}); correct it."
-        ) from error
+    if not regex_answers:
+        return [regex.compile(regex.escape(a.strip()), regex.I) for a in example.answers]
+    patterns = []
+    for answer in example.answers:
+        try:
+            patterns.append(regex.compile(answer, regex.I | regex.M))
+        except regex.error as error:
+            logger.warning("An answer of question %s is left out: %s.", example.id, error)
+    return patterns
 
 
-def answer_spans(
-    text: str, tokens: Tokens, patterns: Sequence[regex.Pattern[str]]
-) -> list[tuple[int, int]]:
+def answer_spans(text: str, patterns: Sequence[regex.Pattern[str]]) -> list[tuple[int, int]]:
     """First and last token of each match that consists of whole tokens, in order."""
+    matches = {match.span() for pattern in patterns for match in pattern.finditer(text)}
+    if not matches:  # so with nearly all paragraphs: they need not be cut into tokens
+        return []
+    tokens = tokenize(text)
     first_at = {int(start): i for i, start in enumerate(tokens.starts)}
     last_at = {int(end): i for i, end in enumerate(tokens.ends)}
-    found = set()
-    for pattern in patterns:
-        for match in pattern.finditer(text):
-            first, last = first_at.get(match.start()), last_at.get(match.end())
-            if first is not None and last is not None and first <= last:
-                found.add((first, last))
-    return sorted(found)
+    found = ((first_at.get(start), last_at.get(end)) for start, end in matches)
+    return sorted(
+        (first, last)
+        for first, last in found
+        if first is not None and last is not None and first <= last
+    )
 
 
 def window_overlap(question: Tokens, paragraph: Tokens, first: int, last: int) -> int:
