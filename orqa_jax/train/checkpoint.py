@@ -69,7 +69,10 @@ def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
-_PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out"}
+_PLACES = {
+    *("corpus", "encoder", "retriever", "index", "bm25", "train", "out"),
+    *("start_from", "vectors"),
+}
 
 
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
