@@ -125,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="JSONL file of predictions to write"
     )
     _add_system(predict)
+    predict.add_argument(
+        "--closed", type=Path, help="text file of the only answers to accept, one a line (DrQA)"
+    )
 
     tfidf = command("drqa-index", _drqa_index, "index whole articles by TF-IDF, for DrQA")
     _add_run(tfidf)
@@ -298,7 +301,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = _load_system(options.run, options.system)
+    answerer = _load_system(options.run, options.system, options.closed)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
 
@@ -354,11 +357,13 @@ def _eval(options: argparse.Namespace) -> None:
         print(format_table({options.predictions.stem: found}))
 
 
-def _load_system(run: Path, system: str) -> Any:
+def _load_system(run: Path, system: str, closed: Path | None = None) -> Any:
     if system == "drqa":
         from orqa_jax.baselines.drqa.answer import load_drqa
 
-        return load_drqa(run)
+        return load_drqa(run, closed=closed)
+    if closed is not None:
+        raise OrqaError("Only --system drqa can be restricted to a list of answers by --closed.")
     from orqa_jax.predict import load_answerer
 
     return load_answerer(run, system=system)
