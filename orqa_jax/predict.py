@@ -17,16 +17,18 @@ from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.eval.evaluate import Evaluation, evaluate, format_table, load_predictions
+from orqa_jax.eval.evaluate import format_table
 from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.hybrid import FusedRetriever, HybridIndex
 from orqa_jax.index.manifest import write_json
+from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.report.files import about_path, evaluate_file
 from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import finetune, ict
@@ -69,6 +71,9 @@ class Candidate:
       block_text: Text of the block.
       retrieval_score: Of the block.
       reader_score: Of the span; the total of both ranks the candidates.
+      probability: Of this span among all spans of all blocks that were read (Lee et al. 2019,
+        section 4): how sure the model is, not yet calibrated. None where a system has no such
+        distribution.
     """
 
     answer: str
@@ -81,6 +86,7 @@ class Candidate:
     block_text: str
     retrieval_score: float
     reader_score: float
+    probability: float | None
 
     @property
     def score(self) -> float:
@@ -119,7 +125,7 @@ class DenseRetriever:
         self,
         model: DualEncoder,
         params: Params,
-        index: ExactIndex,
+        index: Index[np.ndarray],
         tokenizer: WordPiece,
         question_length: int,
     ) -> None:
@@ -287,6 +293,7 @@ class Answerer:
         scores_K = weight * beam.scores_BC[row, : len(logits_KLW)]
         total = (logits_KLW + scores_K[:, None, None]).reshape(-1)
         order = np.argsort(-total, kind="stable")[: int(np.isfinite(total).sum())]
+        log_sum = np.logaddexp.reduce(total[order], dtype=np.float64) if len(order) else 0.0
         chosen: list[Candidate] = []
         seen: set[str] = set()
         encodings: dict[int, Any] = {}
@@ -322,6 +329,7 @@ class Answerer:
                     block_text=text,
                     retrieval_score=float(scores_K[k]),
                     reader_score=float(logits_KLW[k, start, extra]),
+                    probability=float(np.exp(total[flat] - log_sum)),
                 )
             )
             if len(chosen) == count:
@@ -329,7 +337,7 @@ class Answerer:
         return tuple(chosen)
 
 
-def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
+def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:
     """Opens what a run folder holds: ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
 
     Args:
@@ -339,6 +347,7 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
         BM25 and reads with the fine-tuned reader; "hybrid" fuses the ranks of "orqa" and "bm25".
         "trained_bm25" and "trained_hybrid" are what fine-tuning with that ``evidence`` left in
         ``finetune_bm25`` and ``finetune_hybrid``.
+      search: How block vectors are searched; see ``orqa_jax.index.dense``.
 
     Raises:
       OrqaError: A part is missing, or parts do not belong together.
@@ -355,7 +364,7 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
             f"The model in {folder} was trained with other evidence; train one with "
             f"`orqa finetune --evidence {evidence} --out {folder}`."
         )
-    if about["corpus_fingerprint"] != store.fingerprint:
+    if about["corpus_fingerprint"] not in (store.fingerprint, *store.earlier):
         raise OrqaError(
             f"The model in {folder} was trained on corpus "
             f"{about['corpus_fingerprint'][:16]}, but {run / 'corpus'} is "
@@ -369,6 +378,7 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
         read=min(about["reader_beam"], len(store)),
         reader_length=about["reader_length"],
         span_width=reader_config.max_span_wordpieces,
+        whole_words=about["whole_word_spans"],
     )
     params = jax.tree.map(jnp.asarray, params)
     reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)
@@ -383,13 +393,15 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
         no_vectors_NP = np.zeros((len(store), 0), np.float32)
         retriever = HybridRetriever(HybridIndex(bm25, None, no_vectors_NP), weight, None)
     else:
-        vectors_NP = open_embeddings(
-            run / "index",
-            corpus_fingerprint=store.fingerprint,
-            weights_fingerprint=about["retriever_fingerprint"],
+        fingerprints = {
+            "corpus_fingerprint": store.fingerprint,
+            "weights_fingerprint": about["retriever_fingerprint"],
+        }
+        vectors_NP = open_embeddings(run / "index", **fingerprints)
+        index = open_search(
+            run / "index", vectors_NP, search, **fingerprints, mesh=accelerator_mesh()
         )
         model = DualEncoder(retriever_config_from_dict(about["retriever"]))
-        index = ExactIndex(vectors_NP, mesh=accelerator_mesh())
         retriever = dense = DenseRetriever(
             model, params["retriever"], index, tokenizer, about["question_length"]
         )
@@ -449,11 +461,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    corpus = {
+    made_from = {
+        "questions": str(questions.resolve()),
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
+        "reader_beam": answerer.reader.sizes.read,
     }
-    write_json(about_path(out), about | corpus)
+    write_json(about_path(out), about | made_from)
     partial.replace(out)
 
 
@@ -470,47 +484,6 @@ def _made_by(predictions: Path, about: dict[str, Any]) -> bool:
     path = about_path(predictions)
     said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return said.items() >= about.items()
-
-
-def about_path(predictions: Path) -> Path:
-    """The file beside a predictions file that says where it came from."""
-    return predictions.with_name(predictions.name + ".about.json")
-
-
-def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = None) -> Evaluation:
-    """Scores a predictions file against question-answer pairs.
-
-    Recall of the answer string needs the texts of the blocks: those of ``corpus``, or of the one
-    named beside the predictions. Where there is neither, recall is left out and the log says so.
-
-    Raises:
-      OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
-    """
-    answers = {example.id: example.answers for example in load_examples(references)}
-    made_on = _corpus_of(about_path(predictions))
-    if corpus is None and made_on and made_on[0].exists():
-        corpus = made_on[0]
-    if corpus is None:
-        logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
-        return evaluate(load_predictions(predictions), answers, None)
-    store = BlockStore(corpus)
-    if made_on and made_on[1] != store.fingerprint:
-        raise OrqaError(
-            f"{predictions} was made on corpus {made_on[1][:16]}, but "
-            f"{corpus} is {store.fingerprint[:16]}; name the right one with --corpus."
-        )
-    return evaluate(load_predictions(predictions), answers, store.text)
-
-
-def _corpus_of(about: Path) -> tuple[Path, str] | None:
-    """Folder and fingerprint of the corpus that predictions were made on, if that is known."""
-    if not about.exists():
-        return None
-    try:
-        described = json.loads(about.read_text(encoding="utf-8"))
-        return Path(described["corpus"]), str(described["corpus_fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise OrqaError(f"{about} is broken ({error!r}); predict again.") from error
 
 
 SYSTEMS = {

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.protocol import Found, Index, clip_k, top_k
 
 # The constant of Cormack et al. 2009, which nobody has found reason to change.
@@ -66,7 +65,10 @@ class HybridIndex:
     """
 
     def __init__(
-        self, bm25: BM25Index, dense: ExactIndex | None, vectors_NP: npt.NDArray[np.float32]
+        self,
+        bm25: BM25Index,
+        dense: Index[npt.NDArray[np.float32]] | None,
+        vectors_NP: npt.NDArray[np.float32],
     ) -> None:
         self._bm25, self._dense, self._vectors_NP = bm25, dense, vectors_NP
 

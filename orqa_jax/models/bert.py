@@ -30,6 +30,7 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
 
@@ -44,6 +45,11 @@ class BertConfig:
                 )
             if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < 1):
                 raise OrqaError(f"BERT config: {field.name} must lie in [0, 1), not {value!r}")
+        if self.hidden_act not in _ACTIVATIONS:
+            raise OrqaError(
+                f"BERT config: hidden_act is {self.hidden_act!r}, but only "
+                f"{' and '.join(map(repr, _ACTIVATIONS))} are supported"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise OrqaError(
                 f"BERT config: hidden_size {self.hidden_size} does not divide into "
@@ -74,10 +80,14 @@ class BertConfig:
         return {**_SUPPORTED, **dataclasses.asdict(self)}
 
 
-# "gelu" is the exact one (erf) in these configs; "gelu_new" and others are approximations.
+# "gelu" is the exact one (erf); "gelu_new" the approximation by tanh that BERT's TensorFlow code
+# came to use, and with it REALM.
+_ACTIVATIONS = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
+}
 _SUPPORTED = {
     "model_type": "bert",
-    "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
@@ -205,7 +215,7 @@ class Layer(nn.Module):
         hidden_BLH = norm(name="attention_norm")(hidden_BLH + attended_BLH)
 
         inner = _dense(config.intermediate_size, self.dtype, "intermediate")(hidden_BLH)
-        inner = jax.nn.gelu(inner, approximate=False)
+        inner = _ACTIVATIONS[config.hidden_act](inner)
         output_BLH = dropout(_dense(config.hidden_size, self.dtype, "output")(inner))
         return norm(name="output_norm")(hidden_BLH + output_BLH)
 

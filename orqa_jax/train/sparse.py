@@ -15,8 +15,8 @@ import numpy as np
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.hybrid import HybridIndex
+from orqa_jax.index.protocol import Index
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.retrieve import BeamSizes, BeamSource
@@ -53,7 +53,7 @@ class SparseSource(BeamSource):
         self,
         store: BlockStore,
         bm25: BM25Index,
-        index: ExactIndex | None,
+        index: Index[np.ndarray] | None,
         vectors_NP: np.ndarray,
         tokenizer: WordPiece,
         examples: Sequence[Example],
@@ -64,6 +64,8 @@ class SparseSource(BeamSource):
         self._hybrid = HybridIndex(bm25, index, vectors_NP)
         self._texts = [example.question for example in examples]
 
-    def search(self, rows_B: np.ndarray, question_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         questions = [self._texts[row] for row in rows_B]
-        return self._hybrid.search(questions, question_BP, self.sizes.early)
+        return self._hybrid.search(questions, question_BP, count)

@@ -227,7 +227,7 @@ def test_config_round_trip():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', but only 'gelu' is supported"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', but only 'gelu' and 'gelu_new' are"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"model_type": "roberta"}, "model_type is 'roberta', but only 'bert'"),
         ({"is_decoder": True}, "is_decoder is True"),

@@ -95,6 +95,8 @@ class DrqaAnswerer:
             # Which article a span is from plays no part in choosing it.
             retrieval_score=0.0,
             reader_score=score,
+            # Its scores are not normalised over paragraphs (section 3.2 of the paper).
+            probability=None,
         )
 
 
