@@ -28,6 +28,7 @@ from orqa_jax.baselines.drqa.tokens import (
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.match import all_matches
 
 _LEAST_CHARACTERS, _MOST_CHARACTERS = 25, 1500
 _WINDOW = 20
@@ -71,7 +72,6 @@ def supervise(
     store: BlockStore,
     examples: Sequence[Example],
     *,
-    regex_answers: bool = False,
     names_of: Callable[[str], list[str]],
     articles: int = 5,
 ) -> tuple[list[ReadingExample], DropCounts]:
@@ -81,14 +81,13 @@ def supervise(
       index: Over the articles of `store`.
       store: The corpus.
       examples: Questions with answers.
-      regex_answers: Answers are regular expressions (CuratedTREC).
       names_of: The named entities of a question.
       articles: Retrieved for each question.
     """
     counts = DropCounts()
     found: list[ReadingExample] = []
     for example in tqdm(examples, desc="distant supervision", unit=" questions", disable=None):
-        patterns = answer_patterns(example, regex_answers)
+        patterns = answer_patterns(example)
         names = names_of(example.question)
         ids, _ = index.search([example.question], min(articles, len(index)))
         paragraphs = (
@@ -110,6 +109,8 @@ def supervise_file(
 ) -> DropCounts:
     """Writes the examples for a file of questions, from the corpus and TF-IDF index of a run.
 
+    With `regex_answers` all answers are regular expressions, whatever the file says.
+
     Raises:
       OrqaError: A part is missing, or parts do not belong together, or no example is found.
     """
@@ -118,9 +119,10 @@ def supervise_file(
     names_of: Callable[[str], list[str]] = capitalized_names
     if tagger:
         names_of = functools.partial(tagged_entities, load_tagger(tagger))
-    found, counts = supervise(
-        index, store, load_examples(questions), regex_answers=regex_answers, names_of=names_of
-    )
+    examples = load_examples(questions)
+    if regex_answers:
+        examples = [dataclasses.replace(example, match="regex") for example in examples]
+    found, counts = supervise(index, store, examples, names_of=names_of)
     if not found:
         raise OrqaError(
             f"No paragraph of {run} teaches an answer of {questions} ({counts.describe()}); check "
@@ -133,7 +135,7 @@ def supervise_file(
 def supervise_one(
     example: Example,
     paragraphs: Iterator[tuple[str, str]],
-    patterns: Sequence[regex.Pattern[str]],
+    patterns: Sequence[str],
     names: Sequence[str],
     counts: DropCounts,
 ) -> list[ReadingExample]:
@@ -173,25 +175,16 @@ def supervise_one(
     return kept
 
 
-def answer_patterns(example: Example, regex_answers: bool) -> list[regex.Pattern[str]]:
-    """Patterns that find the answers, whatever their case.
-
-    A broken regular expression (CuratedTREC has one) finds nothing, and the log says so.
-    """
-    if not regex_answers:
-        return [regex.compile(regex.escape(a.strip()), regex.I) for a in example.answers]
-    patterns = []
-    for answer in example.answers:
-        try:
-            patterns.append(regex.compile(answer, regex.I | regex.M))
-        except regex.error as error:
-            logger.warning("An answer of question %s is left out: %s.", example.id, error)
-    return patterns
+def answer_patterns(example: Example) -> list[str]:
+    """Regular expressions that find the answers, for `all_matches`."""
+    if example.match == "regex":
+        return list(example.answers)
+    return [regex.escape(answer.strip()) for answer in example.answers]
 
 
-def answer_spans(text: str, patterns: Sequence[regex.Pattern[str]]) -> list[tuple[int, int]]:
+def answer_spans(text: str, patterns: Sequence[str]) -> list[tuple[int, int]]:
     """First and last token of each match that consists of whole tokens, in order."""
-    matches = {match.span() for pattern in patterns for match in pattern.finditer(text)}
+    matches = {span for pattern in patterns for span in all_matches(pattern, text)}
     if not matches:  # so with nearly all paragraphs: they need not be cut into tokens
         return []
     tokens = tokenize(text)

@@ -11,9 +11,9 @@ from orqa_jax.qa.examples import Example
 QUESTION = Example("q", "Who dug the deep well of Brellow?", ("Anka Rill",))
 
 
-def run(paragraphs, example=QUESTION, names=("Brellow",), regex_answers=False):
+def run(paragraphs, example=QUESTION, names=("Brellow",)):
     counts = DropCounts()
-    patterns = answer_patterns(example, regex_answers)
+    patterns = answer_patterns(example)
     found = supervise_one(
         example, (("Title", text) for text in paragraphs), patterns, names, counts
     )
@@ -73,9 +73,9 @@ def test_the_mention_with_the_largest_overlap_is_the_answer():
 
 
 def test_answers_are_whole_tokens():
-    patterns = answer_patterns(Example("1", "q", ("rome",)), False)
+    patterns = answer_patterns(Example("1", "q", ("rome",)))
     assert answer_spans("Rome, Jerome and ROME", patterns) == [(0, 0), (4, 4)]
-    patterns = answer_patterns(Example("1", "q", (r"(18|19)\d\d",)), True)
+    patterns = answer_patterns(Example("1", "q", (r"(18|19)\d\d",), "regex"))
     text = "from 1887 to 1901, not 21901"
     assert [text[s:e] for s, e in spans_as_characters(text, patterns)] == ["1887", "1901"]
 
@@ -86,9 +86,9 @@ def spans_as_characters(text, patterns):
     return [(tokens.starts[a], tokens.ends[b]) for a, b in spans]
 
 
-def test_a_broken_expression_finds_nothing_and_is_named(caplog):
-    good, *more = answer_patterns(Example("7", "q", ("(open", "ri(ll|dge)")), True)
-    assert (good.pattern, more) == ("ri(ll|dge)", [])
-    assert "question 7 is left out" in caplog.text
-    (literal,) = answer_patterns(Example("7", "q", ("(open",)), False)
-    assert literal.search("an (OPEN door")
+def test_a_broken_expression_finds_nothing():
+    text = "an (OPEN door on the Ridge"
+    patterns = answer_patterns(Example("7", "q", ("(open", "ri(ll|dge)"), "regex"))
+    assert answer_spans(text, patterns) == [(6, 6)]
+    patterns = answer_patterns(Example("7", "q", ("(open",)))
+    assert answer_spans(text, patterns) == [(1, 2)]
