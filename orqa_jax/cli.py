@@ -171,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_system(predict)
     _add_search(predict)
+    predict.add_argument(
+        "--closed", type=Path, help="text file of the only answers to accept, one a line (DrQA)"
+    )
 
     tfidf = command("drqa-index", _drqa_index, "index whole articles by TF-IDF, for DrQA")
     _add_run(tfidf)
@@ -522,7 +525,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = _load_system(options.run, options.system, options.search)
+    answerer = _load_system(options.run, options.system, options.search, options.closed)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
 
@@ -658,11 +661,13 @@ def _report(options: argparse.Namespace) -> None:
     print(f"{page}\n{text}")
 
 
-def _load_system(run: Path, system: str, search: Any) -> Any:
+def _load_system(run: Path, system: str, search: Any, closed: Path | None = None) -> Any:
     if system == "drqa":
         from orqa_jax.baselines.drqa.answer import load_drqa
 
-        return load_drqa(run)
+        return load_drqa(run, closed=closed)
+    if closed is not None:
+        raise OrqaError("Only --system drqa can be restricted to a list of answers by --closed.")
     from orqa_jax.predict import load_answerer
 
     return load_answerer(run, system=system, search=search)

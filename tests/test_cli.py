@@ -21,6 +21,7 @@ from tiny_world import (
 from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
 from orqa_jax.eval.judge import read_details
+from orqa_jax.index.bm25 import tune_bm25
 from orqa_jax.qa.examples import load_examples
 from orqa_jax.train.finetune import finetune
 from orqa_jax.train.ict import ICTConfig
@@ -79,6 +80,18 @@ def test_ask_prints_the_sentence_with_its_answer(capsys, monkeypatch):
     assert answer == best["answer"]
     assert before + answer + after in best["block_text"]
     assert lines[3].strip().startswith(f"Also: {others[0]['answer']} (")
+
+
+def test_index_tunes_bm25_on_questions(capsys, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for part in ("corpus", "ict", "index"):
+        (run / part).symlink_to(indexed_run() / part)
+    status, _, err = run_orqa(capsys, "index", "--run", run, "--tune", world().questions)
+    assert status == 0, err
+    manifest = json.loads((run / "bm25" / "manifest.json").read_text())
+    expected = tune_bm25(world().store, load_examples(world().questions))
+    assert (manifest["k1"], manifest["b"]) == expected
 
 
 def test_predict_and_eval(capsys, tmp_path):

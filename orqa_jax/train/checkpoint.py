@@ -141,7 +141,10 @@ def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
-_PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"}
+_PLACES = {
+    *("corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"),
+    *("start_from", "vectors", "reader", "pairs"),
+}
 # How a run is watched changes nothing about what it makes, how the work is divided nothing but the
 # last bits.
 _WATCHING = {"profile", "watch_questions", "watch_every"}

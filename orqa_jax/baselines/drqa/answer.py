@@ -100,8 +100,12 @@ class DrqaAnswerer:
         )
 
 
-def load_drqa(run: Path) -> DrqaAnswerer:
+def load_drqa(run: Path, *, closed: Path | None = None) -> DrqaAnswerer:
     """Opens what a run folder holds for DrQA: ``corpus``, ``tfidf`` and ``drqa``.
+
+    Args:
+      run: The folder of the run.
+      closed: Text file of the only answers to accept, one a line.
 
     Raises:
       OrqaError: A part is missing, or parts do not belong together.
@@ -110,4 +114,15 @@ def load_drqa(run: Path) -> DrqaAnswerer:
     index = TfIdfIndex.open(run / "tfidf", corpus_fingerprint=store.fingerprint)
     folder = run / "drqa" / "model"
     reader = DocumentReader(load_reader(folder, reader_vectors(folder)))
-    return DrqaAnswerer(store, index, reader)
+    answers = None if closed is None else _read_answers(closed)
+    return DrqaAnswerer(store, index, reader, closed=answers)
+
+
+def _read_answers(path: Path) -> list[str]:
+    try:
+        answers = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OrqaError(f"{path} cannot be read ({error}); give a text file of answers.") from error
+    if not any(answers):
+        raise OrqaError(f"{path} holds no answers; it needs one a line.")
+    return [answer for answer in answers if answer]

@@ -28,6 +28,7 @@ from orqa_jax.baselines.drqa.tokens import (
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.match import all_matches
 
 _LEAST_CHARACTERS, _MOST_CHARACTERS = 25, 1500
 _WINDOW = 20
@@ -71,7 +72,6 @@ def supervise(
     store: BlockStore,
     examples: Sequence[Example],
     *,
-    regex_answers: bool = False,
     names_of: Callable[[str], list[str]],
     articles: int = 5,
 ) -> tuple[list[ReadingExample], DropCounts]:
@@ -81,17 +81,13 @@ def supervise(
       index: Over the articles of `store`.
       store: The corpus.
       examples: Questions with answers.
-      regex_answers: Answers are regular expressions (CuratedTREC).
       names_of: The named entities of a question.
       articles: Retrieved for each question.
-
-    Raises:
-      OrqaError: An answer is no regular expression where they should be.
     """
     counts = DropCounts()
     found: list[ReadingExample] = []
     for example in tqdm(examples, desc="distant supervision", unit=" questions", disable=None):
-        patterns = answer_patterns(example, regex_answers)
+        patterns = answer_patterns(example)
         names = names_of(example.question)
         ids, _ = index.search([example.question], min(articles, len(index)))
         paragraphs = (
@@ -113,6 +109,8 @@ def supervise_file(
 ) -> DropCounts:
     """Writes the examples for a file of questions, from the corpus and TF-IDF index of a run.
 
+    With `regex_answers` all answers are regular expressions, whatever the file says.
+
     Raises:
       OrqaError: A part is missing, or parts do not belong together, or no example is found.
     """
@@ -121,9 +119,10 @@ def supervise_file(
     names_of: Callable[[str], list[str]] = capitalized_names
     if tagger:
         names_of = functools.partial(tagged_entities, load_tagger(tagger))
-    found, counts = supervise(
-        index, store, load_examples(questions), regex_answers=regex_answers, names_of=names_of
-    )
+    examples = load_examples(questions)
+    if regex_answers:
+        examples = [dataclasses.replace(example, match="regex") for example in examples]
+    found, counts = supervise(index, store, examples, names_of=names_of)
     if not found:
         raise OrqaError(
             f"No paragraph of {run} teaches an answer of {questions} ({counts.describe()}); check "
@@ -136,7 +135,7 @@ def supervise_file(
 def supervise_one(
     example: Example,
     paragraphs: Iterator[tuple[str, str]],
-    patterns: Sequence[regex.Pattern[str]],
+    patterns: Sequence[str],
     names: Sequence[str],
     counts: DropCounts,
 ) -> list[ReadingExample]:
@@ -145,8 +144,7 @@ def supervise_one(
     ranked: list[tuple[int, int, ReadingExample]] = []
     for title, text in paragraphs:
         counts.paragraphs += 1
-        tokens = tokenize(text)
-        spans = answer_spans(text, tokens, patterns)
+        spans = answer_spans(text, patterns)
         if not spans:
             counts.without_answer += 1
         elif not _LEAST_CHARACTERS <= len(text) <= _MOST_CHARACTERS:
@@ -154,6 +152,7 @@ def supervise_one(
         elif not all(name.lower() in text.lower() for name in names):
             counts.without_name += 1
         else:
+            tokens = tokenize(text)
             overlaps = [window_overlap(question, tokens, *span) for span in spans]
             best = max(range(len(spans)), key=overlaps.__getitem__)
             if not overlaps[best]:
@@ -176,36 +175,27 @@ def supervise_one(
     return kept
 
 
-def answer_patterns(example: Example, regex_answers: bool) -> list[regex.Pattern[str]]:
-    """Patterns that find the answers, whatever their case.
-
-    Raises:
-      OrqaError: An answer is no regular expression where they should be.
-    """
-    try:
-        return [
-            regex.compile(answer if regex_answers else regex.escape(answer.strip()), regex.I)
-            for answer in example.answers
-        ]
-    except regex.error as error:
-        raise OrqaError(
-            f"An answer of question {example.id} is no regular expression ({error}); correct it."
-        ) from error
+def answer_patterns(example: Example) -> list[str]:
+    """Regular expressions that find the answers, for `all_matches`."""
+    if example.match == "regex":
+        return list(example.answers)
+    return [regex.escape(answer.strip()) for answer in example.answers]
 
 
-def answer_spans(
-    text: str, tokens: Tokens, patterns: Sequence[regex.Pattern[str]]
-) -> list[tuple[int, int]]:
+def answer_spans(text: str, patterns: Sequence[str]) -> list[tuple[int, int]]:
     """First and last token of each match that consists of whole tokens, in order."""
+    matches = {span for pattern in patterns for span in all_matches(pattern, text)}
+    if not matches:  # so with nearly all paragraphs: they need not be cut into tokens
+        return []
+    tokens = tokenize(text)
     first_at = {int(start): i for i, start in enumerate(tokens.starts)}
     last_at = {int(end): i for i, end in enumerate(tokens.ends)}
-    found = set()
-    for pattern in patterns:
-        for match in pattern.finditer(text):
-            first, last = first_at.get(match.start()), last_at.get(match.end())
-            if first is not None and last is not None and first <= last:
-                found.add((first, last))
-    return sorted(found)
+    found = ((first_at.get(start), last_at.get(end)) for start, end in matches)
+    return sorted(
+        (first, last)
+        for first, last in found
+        if first is not None and last is not None and first <= last
+    )
 
 
 def window_overlap(question: Tokens, paragraph: Tokens, first: int, last: int) -> int:

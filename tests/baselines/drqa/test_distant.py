@@ -1,6 +1,3 @@
-import pytest
-import regex
-
 from orqa_jax.baselines.drqa.distant import (
     DropCounts,
     answer_patterns,
@@ -9,15 +6,14 @@ from orqa_jax.baselines.drqa.distant import (
     window_overlap,
 )
 from orqa_jax.baselines.drqa.tokens import tokenize
-from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import Example
 
 QUESTION = Example("q", "Who dug the deep well of Brellow?", ("Anka Rill",))
 
 
-def run(paragraphs, example=QUESTION, names=("Brellow",), regex_answers=False):
+def run(paragraphs, example=QUESTION, names=("Brellow",)):
     counts = DropCounts()
-    patterns = answer_patterns(example, regex_answers)
+    patterns = answer_patterns(example)
     found = supervise_one(
         example, (("Title", text) for text in paragraphs), patterns, names, counts
     )
@@ -77,21 +73,22 @@ def test_the_mention_with_the_largest_overlap_is_the_answer():
 
 
 def test_answers_are_whole_tokens():
-    tokens = tokenize("Rome, Jerome and ROME")
-    patterns = answer_patterns(Example("1", "q", ("rome",)), False)
-    assert answer_spans("Rome, Jerome and ROME", tokens, patterns) == [(0, 0), (4, 4)]
-    patterns = answer_patterns(Example("1", "q", (r"(18|19)\d\d",)), True)
+    patterns = answer_patterns(Example("1", "q", ("rome",)))
+    assert answer_spans("Rome, Jerome and ROME", patterns) == [(0, 0), (4, 4)]
+    patterns = answer_patterns(Example("1", "q", (r"(18|19)\d\d",), "regex"))
     text = "from 1887 to 1901, not 21901"
     assert [text[s:e] for s, e in spans_as_characters(text, patterns)] == ["1887", "1901"]
 
 
 def spans_as_characters(text, patterns):
     tokens = tokenize(text)
-    spans = answer_spans(text, tokens, patterns)
+    spans = answer_spans(text, patterns)
     return [(tokens.starts[a], tokens.ends[b]) for a, b in spans]
 
 
-def test_a_broken_expression_is_named():
-    with pytest.raises(OrqaError, match="question 7 is no regular expression"):
-        answer_patterns(Example("7", "q", ("(open",)), True)
-    assert isinstance(answer_patterns(Example("7", "q", ("(open",)), False)[0], regex.Pattern)
+def test_a_broken_expression_finds_nothing():
+    text = "an (OPEN door on the Ridge"
+    patterns = answer_patterns(Example("7", "q", ("(open", "ri(ll|dge)"), "regex"))
+    assert answer_spans(text, patterns) == [(6, 6)]
+    patterns = answer_patterns(Example("7", "q", ("(open",)))
+    assert answer_spans(text, patterns) == [(1, 2)]

@@ -382,3 +382,14 @@ def test_the_commands_from_documents_to_answers(trained, vectors, tmp_path, caps
     assert answerer.store.text(best.block)[best.start - best.block_start :].startswith(best.answer)
     assert len(answer.retrieved) == 3
     assert reader_vectors(run / "drqa" / "model").rows == load_word_vectors(vectors).rows
+
+    closed = tmp_path / "closed.txt"
+    closed.write_text("anka\n\nDunya\n")
+    closed_out = tmp_path / "closed.jsonl"
+    assert main([*command, "--closed", str(closed), "--out", str(closed_out)]) == 0
+    answers = {json.loads(line)["answer"] for line in closed_out.read_text().splitlines()}
+    assert answers
+    assert answers <= {"Anka", "Dunya", ""}
+    closed.write_text("\n")
+    assert main([*command, "--closed", str(closed), "--out", str(closed_out)]) == 2
+    assert "holds no answers" in capsys.readouterr().err
