@@ -23,6 +23,7 @@ ROOT = Path(quickstart.__file__).parent.parent.parent
     ("name", "cls"),
     [
         ("ict", ICTConfig),
+        ("ict_pod", ICTConfig),
         ("encode", EncodeConfig),
         ("nq", FinetuneConfig),
         ("dpr", ICTConfig),

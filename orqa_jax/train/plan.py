@@ -202,6 +202,7 @@ def topology_devices(topology: str) -> Sequence[jax.Device]:
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "none",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
     }.items():
