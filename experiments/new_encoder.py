@@ -3,7 +3,7 @@
     python -m experiments.new_encoder --tokenizer ENCODER --out runs/new_encoder --layers 4
 
 The folder is laid out as any `BertModel` of Hugging Face; weights are drawn as BERT draws them,
-normal with a standard deviation of 0.02 (Devlin et al. 2019).
+from a normal distribution of 0.02 cut at two deviations (Devlin et al. 2019, released code).
 """
 
 import argparse
