@@ -28,7 +28,7 @@ from orqa_jax.models.bert import BertConfig
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
-from orqa_jax.train.metrics import read_metrics
+from orqa_jax.train.metrics import TIMINGS, read_metrics
 
 PLACES = [
     "Brellow",
@@ -237,7 +237,13 @@ def orqa(*arguments: Any) -> None:
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    def flag(name: str, value: Any) -> str:
+        name = name.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return f"--{name}={value}"
+
+    return [flag(name, value) for name, value in settings.items()]
 
 
 @functools.cache
@@ -260,52 +266,59 @@ def trained_run() -> Path:
     return run
 
 
-_KILL = """
-import json, os, signal, sys, time
+_SIGNAL = """
+import os, signal, sys, time
 from pathlib import Path
 
-from orqa_jax.train import finetune, ict, metrics
+from orqa_jax.cli import main
+from orqa_jax.train import metrics
 
-what, values, step = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-run, config = {
-    "ict": (ict.pretrain, ict.ICTConfig),
-    "finetune": (finetune.finetune, finetune.FinetuneConfig),
-}[what]
-every = values["checkpoint_every"]
-saved = Path(values["out"], "checkpoints", "steps", str((step - 1) // every * every))
+saved, step, number, *arguments = sys.argv[1:]
 add = metrics.MetricsLog.add
 
 
-def add_or_die(log, at, measured):
-    if at == step:
-        while not saved.exists():
+def add_and_signal(log, at, measured):
+    if at == int(step):
+        while not Path(saved).exists():
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(number))
     add(log, at, measured)
 
 
-metrics.MetricsLog.add = add_or_die
-run(config(**values))
+# Jobs in the background of a shell start with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+metrics.MetricsLog.add = add_and_signal
+sys.exit(main(arguments))
 """
 
 
-def run_and_kill(what: str, config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
-    """Trains in another process, which dies (as of kill -9) in the middle of a step."""
-    values = json.dumps(dataclasses.asdict(config))
-    process = subprocess.run(
-        [sys.executable, "-c", _KILL, what, values, str(at_step)],
+def run_and_signal(
+    config: ICTConfig | FinetuneConfig, *, at_step: int, number: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    """Trains in another process, which gets a signal in the middle of a step."""
+    command = "ict" if isinstance(config, ICTConfig) else "finetune"
+    last_saved = (at_step - 1) // config.checkpoint_every * config.checkpoint_every
+    saved = Path(config.out, "checkpoints", "steps", str(last_saved))
+    script = [sys.executable, "-c", _SIGNAL, str(saved), str(at_step), str(int(number))]
+    return subprocess.run(
+        [*script, command, *flags(dataclasses.asdict(config))],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=250,
     )
-    assert process.returncode == -signal.SIGKILL, process.stderr
+
+
+def run_and_kill(config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
+    """Trains in another process, which dies (as of kill -9) in the middle of a step."""
+    done = run_and_signal(config, at_step=at_step, number=signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics file, but for the time they took."""
     lines = read_metrics(out / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in lines]
 
 
 def equal_trees(a: Any, b: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:

@@ -37,7 +37,9 @@ class BertConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and not (type(value) is int and value > 0):
+            # Without layers an encoder is its input layer: static word vectors.
+            least = 0 if field.name == "num_hidden_layers" else 1
+            if field.type == "int" and not (type(value) is int and value >= least):
                 raise OrqaError(
                     f"BERT config: {field.name} must be a positive integer, not {value!r}"
                 )
@@ -273,12 +275,12 @@ def truncate_bert(
     """The encoder of the first `num_layers` layers; the arrays are shared, not copied.
 
     Raises:
-      OrqaError: the encoder does not have that many layers, or none is asked for.
+      OrqaError: the encoder does not have that many layers.
     """
-    if not 1 <= num_layers <= config.num_hidden_layers:
+    if not 0 <= num_layers <= config.num_hidden_layers:
         raise OrqaError(
             f"Cannot keep {num_layers} layers of an encoder that has {config.num_hidden_layers}; "
-            f"ask for 1 to {config.num_hidden_layers}"
+            f"ask for 0 to {config.num_hidden_layers}"
         )
     dropped = {layer_name(index) for index in range(num_layers, config.num_hidden_layers)}
     kept = {name: value for name, value in params.items() if name not in dropped}

@@ -21,6 +21,18 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def open_bytes(path: Path) -> Any:
+    """Opens a file for reading; .gz, .bz2 and .xz are decompressed.
+
+    Raises:
+        OrqaError: it cannot be opened.
+    """
+    try:
+        return _OPENERS.get(path.suffix, lambda path: path.open("rb"))(path)
+    except OSError as error:
+        raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
+
+
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields ("file:line", object) for each line that is not blank.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 # A token is a run of letters, digits and marks, or one other visible character.
 _WORD = r"[\p{L}\p{N}\p{M}]"
 _TOKEN = regex.compile(rf"{_WORD}+|[^\p{{Z}}\p{{C}}]")
+# The same of ASCII text, in less than half the time.
+_ASCII_TOKEN = re.compile(r"[0-9a-zA-Z]+|[!-~]")
 _IS_WORD = regex.compile(_WORD)
 _GAP = r"[\p{Z}\p{C}]"
 
@@ -151,6 +154,12 @@ def _warn_of_slow(pattern: str) -> None:
     )
 
 
+def match_tokens(text: str) -> list[str]:
+    """The tokens that mode "token" compares: words and single marks, NFD, in lower case."""
+    folded = _fold(text)
+    return (_ASCII_TOKEN if folded.isascii() else _TOKEN).findall(folded)
+
+
 def _fold(text: str) -> str:
     # Whether a Greek sigma is final depends on what follows the token.
     return unicodedata.normalize("NFD", text).lower().replace("ς", "σ")
@@ -159,7 +168,7 @@ def _fold(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _token_pattern(answers: tuple[str, ...]) -> regex.Pattern[str] | None:
     """A pattern that matches in a folded text where the tokens of one answer stand in a row."""
-    rows = {tuple(_TOKEN.findall(_fold(answer))) for answer in answers if normalize_answer(answer)}
+    rows = {tuple(match_tokens(answer)) for answer in answers if normalize_answer(answer)}
     rows.discard(())
     if not rows:
         return None

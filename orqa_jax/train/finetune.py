@@ -20,12 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
@@ -43,6 +44,7 @@ from orqa_jax.train.checkpoint import (
 )
 from orqa_jax.train.config import check_at_least
 from orqa_jax.train.mesh import (
+    DATA_AXIS,
     accelerator_mesh,
     check_batch_size,
     make_mesh,
@@ -55,7 +57,14 @@ from orqa_jax.train.retrieve import (
     BeamSizes,
     BeamSource,
     fetch_by_callback,
+    fetch_by_device,
     question_batch,
+)
+from orqa_jax.train.sparse import (
+    Evidence,
+    SparseSource,
+    initial_sparse_params,
+    with_sparse_weight,
 )
 from orqa_jax.train.state import (
     SCHEDULES,
@@ -68,6 +77,8 @@ from orqa_jax.train.state import (
     make_optimizer,
     release_warmup,
 )
+from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
 
 MODEL_KIND = "question answerer"
 
@@ -84,6 +95,9 @@ class FinetuneConfig:
       index: Folder of the block embeddings that this retriever made.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      evidence: What finds the blocks: "dense", the question tower; "bm25", with a learned weight of
+        its score, the question tower left as it is; "hybrid", both, with a learned weight.
+      bm25: Folder of the BM25 index, unless the evidence is dense.
       encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
         the retriever started from.
       reader: Folder of a model whose reader fine-tuning starts from, as `orqa read` writes it; ""
@@ -97,7 +111,12 @@ class FinetuneConfig:
       optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall, and a rise of
         100 to 10,000 steps whatever the share.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
+      early_update: Train retrieval over these blocks by a loss of its own (section 6); without it,
+        retrieval learns only from what the reader makes of the blocks that are read.
       reader_beam: Blocks that are read, K (5 in the paper).
+      reading_share: Share of a batch's questions whose blocks are read, those with the answer in
+        their beam first. Without it a question teaches the reader nothing but costs as much, so
+        this saves most of the work at little or no loss; what was left out is in the metrics.
       reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
       max_span_wordpieces: Longest answer in wordpieces.
       whole_word_spans: Answers neither start nor end within a word; in the 2019 release they may.
@@ -107,11 +126,16 @@ class FinetuneConfig:
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
+      search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
+        faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -119,6 +143,8 @@ class FinetuneConfig:
     index: str
     train: str
     out: str
+    evidence: Evidence = "dense"
+    bm25: str = ""
     encoder: str = ""
     reader: str = ""
     epochs: float = 3.0
@@ -129,7 +155,9 @@ class FinetuneConfig:
     weight_decay: float = 0.01
     optimizer: OptimizerName = "adamw"
     early_update_beam: int = 5000
+    early_update: bool = True
     reader_beam: int = 5
+    reading_share: float = 1.0
     reader_length: int = 320
     max_span_wordpieces: int = 10
     whole_word_spans: bool = True
@@ -138,11 +166,14 @@ class FinetuneConfig:
     reader_layers: int = 0
     frozen_layers: int = 0
     dropout: float = 0.1
+    search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 50
+    checkpoints: str = ""
     log_every: int = 10
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -158,6 +189,10 @@ class FinetuneConfig:
         if self.retrieval not in ("callback", "two_phase"):
             raise OrqaError(
                 f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
+            )
+        if not 0.0 < self.reading_share <= 1.0:
+            raise OrqaError(
+                f"reading_share is {self.reading_share}; it has to be above 0 and at most 1."
             )
         if not self.epochs > 0.0:
             raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
@@ -214,7 +249,13 @@ class Models:
     def question_vectors(
         self, params: Params, batch: dict[str, Any], key: jax.Array | None = None
     ) -> jax.Array:
-        """question_BP, with dropout where a key is given."""
+        """question_BP, with dropout where a key is given.
+
+        Where BM25 takes part the last column is the weight of its score, see ``train.sparse``.
+        """
+        if "retriever" not in params:
+            no_vector_B0 = jnp.zeros((batch["token_ids"].shape[0], 0))
+            return with_sparse_weight(no_vector_B0, params["sparse"])
         question_BP: Any = self.retriever.apply(
             {"params": params["retriever"]},
             batch["token_ids"],
@@ -223,10 +264,12 @@ class Models:
             rngs=None if key is None else {"dropout": key},
             method="encode_questions",
         )
+        if "sparse" in params:
+            question_BP = with_sparse_weight(question_BP, params["sparse"])
         return question_BP
 
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
-        """Reader scores [B, K, L, W] of the spans of a beam, with dropout where a key is given."""
+        """Reader scores [R, K, L, W] of the spans of a beam, with dropout where a key is given."""
         batch_size, read, length = beam["token_ids"].shape
         flat = (
             beam[name].reshape(batch_size * read, length)
@@ -242,7 +285,13 @@ class Models:
 
 
 def orqa_loss(
-    params: Params, models: Models, batch: dict[str, Any], fetch: Any, key: jax.Array
+    params: Params,
+    models: Models,
+    batch: dict[str, Any],
+    fetch: Any,
+    key: jax.Array,
+    *,
+    early_update: bool = True,
 ) -> tuple[jax.Array, Metrics]:
     """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
 
@@ -252,6 +301,7 @@ def orqa_loss(
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
       key: For dropout.
+      early_update: Whether the early-update loss is part of the sum.
     """
     question_key, reader_key = jax.random.split(key)
     question_BP = models.question_vectors(params, batch, question_key)
@@ -261,28 +311,35 @@ def orqa_loss(
     early_B, early_signal_B = marginal_log_likelihood(
         scores_BC, beam["early_correct"], everything_BC
     )
-    logits_BKLW = models.span_logits(params, beam, reader_key)
-    batch_size, read = logits_BKLW.shape[:2]
-    total_BKLW = logits_BKLW + scores_BC[:, :read, None, None]
+    logits_RKLW = models.span_logits(params, beam, reader_key)
+    questions_read, read = logits_RKLW.shape[:2]
+    total_RKLW = logits_RKLW + scores_BC[beam["read"], :read, None, None]
     flat = [
-        x.reshape(batch_size, -1) for x in (total_BKLW, beam["span_correct"], beam["span_mask"])
+        x.reshape(questions_read, -1) for x in (total_RKLW, beam["span_correct"], beam["span_mask"])
     ]
-    reading_B, reading_signal_B = marginal_log_likelihood(*flat)
-    loss_B = -(early_B + reading_B)
+    reading_R, reading_signal_R = marginal_log_likelihood(*flat)
 
-    best_span_B = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
-    exact_B = jnp.take_along_axis(flat[1], best_span_B[:, None], axis=1)[:, 0]
+    best_span_R = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
+    exact_R = jnp.take_along_axis(flat[1], best_span_R[:, None], axis=1)[:, 0]
     first_correct_B = jnp.argmax(beam["early_correct"], axis=1)
+    readable_B = beam["readable"]
+    count = jnp.float32(len(readable_B))
+    # A question that is not read counts in the mean like one whose beam lacks the answer.
+    total_loss = -jnp.sum(reading_R)
+    if early_update:
+        total_loss -= jnp.sum(early_B)
     metrics = {
-        "loss": mean_of(loss_B),
+        "loss": (total_loss, count),
         "early_loss": mean_of(-early_B, early_signal_B),
-        "reading_loss": mean_of(-reading_B, reading_signal_B),
-        "no_signal": mean_of(~(early_signal_B | reading_signal_B)),
+        "reading_loss": mean_of(-reading_R, reading_signal_R),
+        "no_signal": mean_of(~(early_signal_B | readable_B)),
+        "steps_with_signal": mean_of(jnp.any(early_signal_B | readable_B)),
         "recall@5": mean_of(early_signal_B & (first_correct_B < 5)),
-        "span_in_beam": mean_of(reading_signal_B),
-        "exact_span": mean_of(exact_B),
+        "span_in_beam": mean_of(readable_B),
+        "span_not_read": (mean_of(readable_B)[0] - mean_of(reading_signal_R)[0], count),
+        "exact_span": mean_of(exact_R, reading_signal_R),
     }
-    return jnp.mean(loss_B), metrics
+    return total_loss / count, metrics
 
 
 def train_step(
@@ -294,10 +351,12 @@ def train_step(
     models: Models,
     optimizer: optax.GradientTransformation,
     fetch: Any,
+    early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
-    gradients, metrics = jax.grad(orqa_loss, has_aux=True)(
+    loss = functools.partial(orqa_loss, early_update=early_update)
+    gradients, metrics = jax.grad(loss, has_aux=True)(
         state.params, models, batch, inside, jax.random.fold_in(key, state.step)
     )
     return apply_gradients(state, gradients, optimizer), metrics
@@ -309,35 +368,43 @@ def make_step(
     source: BeamSource,
     mesh: Mesh,
     retrieval: str,
-) -> Any:
-    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up."""
+    *,
+    early_update: bool = True,
+) -> tuple[Any, Any]:
+    """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
+
+    Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
+    """
     step = functools.partial(
         train_step,
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
+        early_update=early_update,
     )
-    compiled = jax.jit(step, donate_argnums=0)
     if retrieval == "callback":
-        return lambda state, batch, key: compiled(state, batch, None, key)
+        inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
+        return inside, inside.trace
+    compiled = jax.jit(step, donate_argnums=0)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
     def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
         question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
         return models.question_vectors(state.params, batch, question_key)
 
     def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = first_phase(state, batch, key)
-        beam = source.fetch(local_rows(batch["rows"]), local_rows(question_BP))
+        beam = fetch_by_device(source, batch["rows"], question_BP)
         return compiled(state, batch, place_batch(mesh, beam), key)
 
-    return two_phase
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        question_BP = jax.eval_shape(first_phase, state, batch, key)
+        shapes = source.shapes(*question_BP.shape)
+        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return compiled.trace(state, batch, beam, key)
 
-
-def local_rows(array: jax.Array) -> np.ndarray:
-    """The rows of a batch array that this process holds, in order."""
-    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
+    return two_phase, trace
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -352,14 +419,14 @@ def initial_params(
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
-    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
-    reader_params = init_reader(reader_config, key, bert_params)
+    params: Params = {"reader": init_reader(reader_config, key, bert_params)}
     if config.reader:
-        reader_params = trained_reader(Path(config.reader), reader_params)
-    params = {
-        "retriever": {tower: jax.tree.map(jnp.asarray, retriever_params[tower])},
-        "reader": reader_params,
-    }
+        params["reader"] = trained_reader(Path(config.reader), params["reader"])
+    if config.evidence != "bm25":
+        tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+        params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
+    if config.evidence != "dense":
+        params["sparse"] = initial_sparse_params()
     return reader_config, params
 
 
@@ -386,27 +453,36 @@ def open_source(
     tokenizer: WordPiece,
     examples: Sequence[Example],
 ) -> BeamSource:
-    """Opens the block embeddings that these retriever weights made, for retrieval while training.
+    """Opens what finds the blocks while training: embeddings of these weights, BM25, or both.
 
     Raises:
-      OrqaError: The embeddings are missing, or of another corpus or retriever.
+      OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
-    vectors_NP = open_embeddings(
-        Path(config.index),
-        corpus_fingerprint=store.fingerprint,
-        weights_fingerprint=weights_fingerprint,
-    )
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
-    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
     sizes = BeamSizes(
         early=config.early_update_beam,
         read=config.reader_beam,
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
         whole_words=config.whole_word_spans,
         substring_labels=config.substring_labels,
     )
+    if config.evidence != "dense":
+        bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
+    if config.evidence == "bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        return SparseSource(store, bm25, None, no_vectors_NP, tokenizer, examples, sizes)
+    fingerprints = {
+        "corpus_fingerprint": store.fingerprint,
+        "weights_fingerprint": weights_fingerprint,
+    }
+    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
+    # A callback must not call jax, and the rows of a process must not wait for those of others.
+    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    mesh = accelerator_mesh() if on_devices else None
+    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
+    if config.evidence == "hybrid":
+        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
 
@@ -464,14 +540,16 @@ def finetune(config: FinetuneConfig) -> Path:
         name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
-        faster=["reader/(?!bert/).*"],
+        faster=["reader/(?!bert/).*", "sparse/.*"],
         faster_factor=config.head_learning_rate_factor,
     )
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function = make_step(models, optimizer, source, mesh, config.retrieval)
+    step_function, trace = make_step(
+        models, optimizer, source, mesh, config.retrieval, early_update=config.early_update
+    )
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -479,15 +557,24 @@ def finetune(config: FinetuneConfig) -> Path:
         first_step=first_step,
         total=steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
+    costs = StepCosts("finetune", mesh, config.batch_size, trace)
     order = batches(source, config, about["question_length"], first_step, steps)
-    for step, batch in enumerate(order, first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    with stop_request() as stop:
+        for step, batch in enumerate(profiled(order, config.profile), first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -23,6 +23,7 @@ from orqa_jax.losses import in_batch_softmax_loss
 from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import fingerprint_params, load_bert
+from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
@@ -40,6 +41,9 @@ from orqa_jax.train.state import (
     initial_state,
     make_optimizer,
 )
+from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
+from orqa_jax.train.watch_recall import sample_recall, watch_recall
 
 MODEL_KIND = "dual encoder"
 
@@ -55,7 +59,7 @@ class ICTConfig:
       pairs: JSONL file of questions with the block that answers each and hard negatives, as `orqa
         mine` writes it: strong supervision (Karpukhin et al. 2020) instead of pseudo-questions,
         and ``mask_rate`` has no say. "" for the Inverse Cloze Task.
-      steps: Number of updates.
+      steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
       batch_size: Pseudo-questions of one update; each has the blocks of all others as negatives.
       exclude_duplicates: Another copy of the right block is no negative. In the 2019 release it is.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
@@ -76,7 +80,13 @@ class ICTConfig:
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
+      watch_questions: JSONL file of question-answer pairs, for zero-shot recall on a sample of the
+        corpus, beside BM25, in the metrics; "" for none.
+      watch_every: Steps between two looks at that recall.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -105,7 +115,11 @@ class ICTConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 100
+    checkpoints: str = ""
     log_every: int = 10
+    watch_questions: str = ""
+    watch_every: int = 100
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -114,7 +128,7 @@ class ICTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
-        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
             raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")
@@ -339,7 +353,7 @@ def pretrain(config: ICTConfig) -> Path:
     params = init_dual_encoder(retriever_config, params_key, bert_params)
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function = jax.jit(
         functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
@@ -351,14 +365,34 @@ def pretrain(config: ICTConfig) -> Path:
         first_step=first_step,
         total=config.steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
-    for step, batch in enumerate(batches(store, tokenizer, config, first_step), first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
+    costs = StepCosts("ict", mesh, config.batch_size, step_function.trace)
+    if config.watch_questions:
+        sample = sample_recall(
+            store,
+            tokenizer,
+            load_examples(Path(config.watch_questions)),
+            question_length=config.question_length,
+            block_length=config.block_length,
+        )
+    order = profiled(batches(store, tokenizer, config, first_step), config.profile)
+    with stop_request() as stop:
+        for step, batch in enumerate(order, first_step + 1):
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            if config.watch_questions and step % config.watch_every == 0:
+                metrics |= watch_recall(state.params, model, mesh, sample)
+            log.add(step, metrics)
+            stopping = stop.reached(step)
+            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
+                checkpoints.save(step, state)
+            if stopping:
+                break
+        log.close()
+        checkpoints.close()
+        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -66,7 +66,12 @@ def test_imports_and_declared_requirements_are_the_same():
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [("options", "install_requires"), ("options.extras_require", "dev")]
+    ("section", "key"),
+    [
+        ("options", "install_requires"),
+        ("options.extras_require", "dev"),
+        ("options.extras_require", "scann"),
+    ],
 )
 def test_pins_satisfy_the_declared_bounds_and_are_complete(section, key):
     pinned = pins()

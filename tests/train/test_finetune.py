@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import signal
 from collections import Counter
 
 import jax
@@ -16,6 +17,7 @@ from tiny_world import (
     metrics_of,
     questions,
     run_and_kill,
+    run_and_signal,
     trained_run,
     vocabulary,
     world,
@@ -159,6 +161,8 @@ def given():
     beam["early_correct"][2] = False
     beam["span_correct"][3] = beam["span_mask"][3]
     beam["early_correct"][3] = True
+    beam["readable"] = beam["span_correct"].any(axis=(1, 2, 3))
+    beam["read"] = np.arange(4, dtype=np.int32)
     params = {
         "question": rng.standard_normal((4, 5)).astype(np.float32),
         "logits": (3 * rng.standard_normal((4, 2, 6, 3))).astype(np.float32),
@@ -195,7 +199,35 @@ def test_loss_and_metrics_match_an_oracle(given):
     total = params["logits"] + scores[:, :2, None, None]
     total = np.where(beam["span_mask"], total, -np.inf).reshape(4, -1)
     best = beam["span_correct"].reshape(4, -1)[np.arange(4), total.argmax(axis=1)]
-    assert pair("exact_span") == [best.sum(), 4]
+    assert pair("span_not_read") == [0, 4]
+    assert pair("exact_span") == [best.sum(), 2]
+
+
+def parts_read(params, beam, read):
+    """What the same questions give when only those in ``read`` are read."""
+    part = {name: beam[name][read] for name in ("span_mask", "span_correct")}
+    part = beam | part | {"read": np.array(read, np.int32)}
+    return params | {"logits": params["logits"][np.array(read)]}, part
+
+
+def test_what_is_not_read_for_want_of_an_answer_changes_nothing(given):
+    params, beam = given
+    whole, metrics = jax.grad(loss_of, has_aux=True)(params, beam)
+    some, some_metrics = jax.grad(loss_of, has_aux=True)(*parts_read(params, beam, [0, 3]))
+    np.testing.assert_allclose(some["question"], whole["question"], rtol=1e-6)
+    np.testing.assert_allclose(some["logits"], whole["logits"][np.array([0, 3])], rtol=1e-6)
+    for name, pair in metrics.items():
+        np.testing.assert_allclose(some_metrics[name], pair, rtol=1e-6, err_msg=name)
+
+
+def test_an_answer_that_is_not_read_is_counted(given):
+    params, beam = given
+    loss, metrics = loss_of(*parts_read(params, beam, [1, 3]))
+    oracle = loss_oracle(params["question"], params["logits"], beam)
+    expected = -sum(e for e, _ in oracle if e is not None) - oracle[3][1]
+    assert float(loss) == pytest.approx(expected / 4, rel=1e-5)
+    assert [float(x) for x in metrics["span_not_read"]] == [1, 4]
+    assert [float(x) for x in metrics["span_in_beam"]] == [2, 4]
 
 
 def test_gradients_match_finite_differences_of_the_oracle(given):
@@ -245,7 +277,7 @@ def step(retriever, source):
     @functools.cache
     def step_function(devices, retrieval):
         mesh = make_mesh(jax.devices()[:devices])
-        return mesh, make_step(models, optimizer, source, mesh, retrieval)
+        return mesh, make_step(models, optimizer, source, mesh, retrieval)[0]
 
     def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21)):
         mesh, function = step_function(devices, retrieval)
@@ -302,7 +334,7 @@ def two_phase_run(tmp_path_factory):
 
 def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
     config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
-    run_and_kill("finetune", config, at_step=3)
+    run_and_kill(config, at_step=3)
     assert not (tmp_path / "model").exists()
     finetune(config)
     weights = "model/weights.safetensors"
@@ -321,6 +353,16 @@ def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
     (tmp_path / "model").rename(tmp_path / "gone too")
     with pytest.raises(OrqaError, match=r"reader_beam was 3 and is 2"):
         finetune(dataclasses.replace(config, reader_beam=2))
+
+
+def test_ctrl_c_saves_the_step(two_phase_run, tmp_path):
+    config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
+    stopped = run_and_signal(config, at_step=3, number=signal.SIGINT)
+    assert stopped.returncode == 130, stopped.stderr
+    assert (tmp_path / "checkpoints" / "steps" / "3").exists()
+    finetune(config)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / weights).read_bytes() == (two_phase_run / weights).read_bytes()
 
 
 def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):

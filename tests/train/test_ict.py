@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import itertools
+import signal
 from collections import Counter
 
 import jax
@@ -17,6 +18,7 @@ from tiny_world import (
     indexed_run,
     metrics_of,
     run_and_kill,
+    run_and_signal,
     vocabulary,
     world,
     write_jsonl,
@@ -257,7 +259,7 @@ def test_dropout_depends_on_the_step(step):
 def test_a_killed_run_continues_to_the_bit(tmp_path):
     whole = indexed_run() / "ict"
     config = ict_config(tmp_path, corpus=str(indexed_run() / "corpus"))
-    run_and_kill("ict", config, at_step=6)
+    run_and_kill(config, at_step=6)
     assert not (tmp_path / "model").exists()
     pretrain(config)
     weights = "model/weights.safetensors"
@@ -280,6 +282,25 @@ def test_a_killed_run_continues_to_the_bit(tmp_path):
     (tmp_path / "model").rename(tmp_path / "gone too")
     with pytest.raises(OrqaError, match="seed was 0 and is 1"):
         pretrain(ict_config(tmp_path, corpus=str(indexed_run() / "corpus"), seed=1))
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [
+        (signal.SIGINT, 130, "orqa: interrupted; the same command continues where it can."),
+        (signal.SIGTERM, 0, "Stopped by SIGTERM; step 5 is saved, and the same command continues."),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_saves_its_step(tmp_path, number, status, line):
+    config = ict_config(tmp_path, corpus=str(indexed_run() / "corpus"))
+    stopped = run_and_signal(config, at_step=5, number=number)
+    assert stopped.returncode == status, stopped.stderr
+    assert stopped.stderr.splitlines()[-1] == line
+    assert (tmp_path / "checkpoints" / "steps" / "5").exists()
+    assert not (tmp_path / "model").exists()
+    pretrain(config)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / weights).read_bytes() == (indexed_run() / "ict" / weights).read_bytes()
 
 
 def test_training_moves_what_it_should(tmp_path):
@@ -328,7 +349,7 @@ def test_an_encoder_of_another_vocabulary_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"steps": 0},
+        {"steps": -1},
         {"batch_size": 0},
         {"batch_size": 12},  # of 8 devices
         {"log_every": 0},
