@@ -108,11 +108,22 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
     data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
 
+    cloze = command("cloze", _cloze, "make question-answer pairs from the corpus itself")
+    cloze.add_argument("corpus", type=Path, help="block store")
+    cloze.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    cloze.add_argument("--count", type=int, default=10_000, help="pairs at most (10000)")
+    cloze.add_argument("--seed", type=int, default=0, help="of the choice (0)")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
+
+    command("untrained", _untrained, "write a dense retriever without pre-training", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
     _add_run(index)
     _add_search(index)
+    index.add_argument(
+        "--tune", type=Path, metavar="DEV", help="JSONL of questions to tune BM25's k1 and b on"
+    )
 
     command(
         "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
@@ -139,6 +150,24 @@ def _parser() -> argparse.ArgumentParser:
     _add_system(predict)
     _add_search(predict)
 
+    tfidf = command("drqa-index", _drqa_index, "index whole articles by TF-IDF, for DrQA")
+    _add_run(tfidf)
+
+    supervise = command(
+        "drqa-supervise", _drqa_supervise, "find paragraphs that DrQA's reader can learn from"
+    )
+    _add_run(supervise)
+    supervise.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
+    supervise.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    supervise.add_argument(
+        "--regex", action="store_true", help="answers are regular expressions (CuratedTREC)"
+    )
+    supervise.add_argument(
+        "--tagger", default="", help="spaCy pipeline that finds names (capital letters do)"
+    )
+
+    command("drqa-train", _drqa_train, "train DrQA's reader of paragraphs", settings=True)
+
     align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
     align.add_argument(
         "--format",
@@ -153,6 +182,21 @@ def _parser() -> argparse.ArgumentParser:
     align.add_argument(
         "--raw-vectors", action="store_true", help="keep the directions that all words share"
     )
+
+    imported = command("import", _import, "take in BERT, ORQA and REALM as they were released")
+    kinds = ("bert", "corpus", "retriever", "answerer", "realm")
+    imported.add_argument("kind", choices=kinds, help="see docs/fidelity.md")
+    imported.add_argument("source", type=Path, help="folder or checkpoint of the release")
+    imported.add_argument("out", type=Path, help="folder of the encoder (bert), else of the run")
+    imported.add_argument("--encoder", type=Path, help="BERT with the vocabulary of the release")
+    imported.add_argument("--cased", action="store_true", help="the BERT's vocabulary is cased")
+    imported.add_argument(
+        "--hidden-act",
+        choices=("gelu_new", "gelu"),
+        default="gelu_new",
+        help="GELU of a TensorFlow retriever or answerer: by tanh (default) or exact",
+    )
+    imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
 
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
     evaluate.add_argument(
@@ -196,6 +240,21 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     _add_corpus(compare)
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    copy = command("copy", _copy, "copy a file or folder from or to an object store")
+    copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
+    copy.add_argument("target", help="path or URL; newer files there stay")
+
+    report = command(
+        "report", _report, "one page about runs: tables, plots, questions side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
+    report.add_argument("--out", type=Path, required=True, help="folder of the report")
+    report.add_argument(
+        "--references",
+        type=Path,
+        help="question-answer pairs (those the predictions were made for)",
+    )
     return parser
 
 
@@ -220,9 +279,13 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
 def _add_system(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system",
-        choices=("orqa", "zero_shot", "bm25"),
+        choices=(
+            *("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid"),
+            "drqa",
+        ),
         default="orqa",
-        help="fine-tuned (default), as it was before fine-tuning, or BM25 with the reader",
+        help="fine-tuned (default); as it was before fine-tuning; BM25 with the reader; both "
+        "retrievers fused; fine-tuned with BM25 as or among the evidence; or DrQA",
     )
 
 
@@ -276,6 +339,16 @@ def _data(options: argparse.Namespace) -> None:
     print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
 
 
+def _cloze(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.cloze import cloze_examples
+    from orqa_jax.qa.examples import save_examples
+
+    examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
 def _ict(arguments: Sequence[str]) -> None:
     from orqa_jax.train.ict import ICTConfig, pretrain
 
@@ -284,14 +357,25 @@ def _ict(arguments: Sequence[str]) -> None:
     pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
 
 
+def _untrained(arguments: Sequence[str]) -> None:
+    from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
+
+    _start_jax()
+    places = {"corpus": "corpus", "out": "ict"}
+    save_untrained(_settings(UntrainedConfig, "orqa untrained", arguments, places))
+
+
 def _index(options: argparse.Namespace) -> None:
     from orqa_jax.corpus.store import BlockStore
-    from orqa_jax.index.bm25 import BM25Index
+    from orqa_jax.index.bm25 import K1, B, BM25Index, tune_bm25
+    from orqa_jax.qa.examples import load_examples
     from orqa_jax.train.encode import EncodeConfig, encode_corpus
 
     _start_jax()
     run = options.run
-    BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
+    store = BlockStore(run / "corpus")
+    k1, b = tune_bm25(store, load_examples(options.tune)) if options.tune else (K1, B)
+    BM25Index.build(store, run / "bm25", k1=k1, b=b)
     encode_corpus(
         EncodeConfig(
             corpus=str(run / "corpus"),
@@ -307,6 +391,7 @@ def _finetune(arguments: Sequence[str]) -> None:
 
     _start_jax()
     places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
+    places["bm25"] = "bm25"
     finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
 
 
@@ -345,10 +430,8 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
 
 
 def _ask(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import load_answerer
-
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system, search=options.search)
+    answerer = _load_system(options.run, options.system, options.search)
     color = sys.stdout.isatty()
     questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
@@ -360,13 +443,39 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import check_predictions_path, load_answerer, predict_file
+    from orqa_jax.predict import check_predictions_path, predict_file
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system, search=options.search)
+    answerer = _load_system(options.run, options.system, options.search)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
+
+
+def _drqa_index(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
+    from orqa_jax.corpus.store import BlockStore
+
+    TfIdfIndex.build(BlockStore(options.run / "corpus"), options.run / "tfidf")
+
+
+def _drqa_supervise(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.drqa.distant import supervise_file
+
+    supervise_file(
+        options.run,
+        options.questions,
+        options.out,
+        regex_answers=options.regex,
+        tagger=options.tagger,
+    )
+
+
+def _drqa_train(arguments: Sequence[str]) -> None:
+    from orqa_jax.baselines.drqa.train import DrqaTrainConfig, train_reader
+
+    _start_jax()
+    train_reader(_settings(DrqaTrainConfig, "orqa drqa-train", arguments, {"out": "drqa"}))
 
 
 def _align(options: argparse.Namespace) -> None:
@@ -381,6 +490,28 @@ def _align(options: argparse.Namespace) -> None:
         run=options.run,
     )
     print(format_comparison(found))
+
+
+def _import(options: argparse.Namespace) -> None:
+    from orqa_jax.train import importing
+
+    _start_jax()
+    if options.kind == "bert":
+        importing.import_bert(options.source, options.out, lowercase=not options.cased)
+        return
+    if options.encoder is None:
+        raise OrqaError(f"Give --encoder, the BERT that this {options.kind} was made with.")
+    places = (options.source, options.out, options.encoder)
+    shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+    match options.kind:
+        case "corpus":
+            importing.import_corpus(*places)
+        case "retriever":
+            importing.import_retriever(*places, **shape)
+        case "answerer":
+            importing.import_answerer(*places, **shape)
+        case "realm":
+            importing.import_realm(*places)
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -427,6 +558,29 @@ def _compare(options: argparse.Namespace) -> None:
         if name_a == name_b:
             name_a, name_b = str(options.a), str(options.b)
         print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
+
+
+def _copy(options: argparse.Namespace) -> None:
+    from orqa_jax.storage import copy
+
+    copy(options.source, options.target)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from orqa_jax.report.page import write_report
+
+    page, text = write_report(options.runs, options.out, references=options.references)
+    print(f"{page}\n{text}")
+
+
+def _load_system(run: Path, system: str, search: Any) -> Any:
+    if system == "drqa":
+        from orqa_jax.baselines.drqa.answer import load_drqa
+
+        return load_drqa(run)
+    from orqa_jax.predict import load_answerer
+
+    return load_answerer(run, system=system, search=search)
 
 
 def _start_jax() -> None:

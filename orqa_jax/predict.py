@@ -22,6 +22,7 @@ from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.hybrid import FusedRetriever, HybridIndex
 from orqa_jax.index.manifest import write_json
 from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
@@ -35,6 +36,7 @@ from orqa_jax.train.checkpoint import describe_model, load_model
 from orqa_jax.train.inputs import question_inputs
 from orqa_jax.train.mesh import accelerator_mesh
 from orqa_jax.train.retrieve import BeamSizes, reader_inputs
+from orqa_jax.train.sparse import sparse_weight
 from orqa_jax.train.state import Params
 
 # Sequences are padded to a multiple of this, so that few shapes are compiled.
@@ -46,6 +48,8 @@ _BATCH = 32
 _SECONDS_BETWEEN_LOG_LINES = 10
 # The first of the dev questions choose among the weights: one number needs no more.
 _TUNING_QUESTIONS = 200
+ALL_SYSTEMS = ("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid")
+_TRAINED_EVIDENCE = {"trained_bm25": "bm25", "trained_hybrid": "hybrid"}
 # Tried for the BM25 score, whose scale is some twenty times that of the reader's.
 BM25_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -68,7 +72,8 @@ class Candidate:
       retrieval_score: Of the block.
       reader_score: Of the span; the total of both ranks the candidates.
       probability: Of this span among all spans of all blocks that were read (Lee et al. 2019,
-        section 4): how sure the model is, not yet calibrated.
+        section 4): how sure the model is, not yet calibrated. None where a system has no such
+        distribution.
     """
 
     answer: str
@@ -81,7 +86,7 @@ class Candidate:
     block_text: str
     retrieval_score: float
     reader_score: float
-    probability: float
+    probability: float | None
 
     @property
     def score(self) -> float:
@@ -130,13 +135,32 @@ class DenseRetriever:
 
     def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """ids [B, k] and scores [B, k], best first."""
+        return self._index.search(self.encode(questions), k)
+
+    def encode(self, questions: Sequence[str]) -> np.ndarray:
+        """question_BP."""
         ids = [encoded.ids for encoded in self._tokenizer.encode(questions)]
         longest = max((len(x) for x in ids), default=0) + 2
         length = min(self._question_length, -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
         rows = _next_power_of_two(len(ids))
         batch = question_inputs(self._tokenizer, ids + [ids[0]] * (rows - len(ids)), length)
         vectors = self._encode({"params": self._params}, batch["token_ids"], batch["mask"])
-        return self._index.search(np.asarray(vectors)[: len(ids)], k)
+        return np.asarray(vectors)[: len(ids)]
+
+
+class HybridRetriever:
+    """Retrieval as it was trained with BM25 in the loop, alone or beside the question tower."""
+
+    def __init__(self, index: HybridIndex, weight: float, dense: DenseRetriever | None) -> None:
+        self._index, self._weight, self._dense = index, weight, dense
+
+    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """ids [B, k] and scores [B, k], best first."""
+        weight_B1 = np.full((len(questions), 1), self._weight, np.float32)
+        parts = [weight_B1] if self._dense is None else [self._dense.encode(questions), weight_B1]
+        query_BX = np.concatenate(parts, axis=1)
+        ids_BK, blocks_BKX = self._index.search(questions, query_BX, k)
+        return ids_BK, np.einsum("bx,bkx->bk", query_BX, blocks_BKX)
 
 
 class Reader:
@@ -210,7 +234,7 @@ class Answerer:
     def __init__(
         self,
         store: BlockStore,
-        retriever: DenseRetriever | BM25Index,
+        retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever,
         reader: Reader,
         *,
         tokenizer: WordPiece,
@@ -320,17 +344,29 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
       run: The folder of the run.
       system: "orqa" is the fine-tuned whole; "zero_shot" is what fine-tuning started from, the
         question tower as ICT left it and a reader that has learned nothing; "bm25" retrieves by
-        BM25 and reads with the fine-tuned reader.
+        BM25 and reads with the fine-tuned reader; "hybrid" fuses the ranks of "orqa" and "bm25".
+        "trained_bm25" and "trained_hybrid" are what fine-tuning with that ``evidence`` left in
+        ``finetune_bm25`` and ``finetune_hybrid``.
       search: How block vectors are searched; see ``orqa_jax.index.dense``.
 
     Raises:
       OrqaError: A part is missing, or parts do not belong together.
     """
+    if system not in ALL_SYSTEMS:
+        known = ", ".join(f'"{name}"' for name in ALL_SYSTEMS)
+        raise OrqaError(f'system is "{system}"; it can be {known}.')
     store = BlockStore(run / "corpus")
-    about, params, tokenizer = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
+    evidence = _TRAINED_EVIDENCE.get(system, "dense")
+    folder = run / ("finetune" if evidence == "dense" else f"finetune_{evidence}")
+    about, params, tokenizer = load_model(folder / "model", kind=finetune.MODEL_KIND)
+    if about["config"].get("evidence", "dense") != evidence:
+        raise OrqaError(
+            f"The model in {folder} was trained with other evidence; train one with "
+            f"`orqa finetune --evidence {evidence} --out {folder}`."
+        )
     if about["corpus_fingerprint"] not in (store.fingerprint, *store.earlier):
         raise OrqaError(
-            f"The model in {run / 'finetune'} was trained on corpus "
+            f"The model in {folder} was trained on corpus "
             f"{about['corpus_fingerprint'][:16]}, but {run / 'corpus'} is "
             f"{store.fingerprint[:16]}; train it again on this corpus."
         )
@@ -342,15 +378,21 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
         read=min(about["reader_beam"], len(store)),
         reader_length=about["reader_length"],
         span_width=reader_config.max_span_wordpieces,
+        whole_words=about["whole_word_spans"],
     )
     params = jax.tree.map(jnp.asarray, params)
     reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)
-    retriever: DenseRetriever | BM25Index
+    retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever
     retrieval_weight = 1.0
+    weight = float(sparse_weight(params["sparse"])) if "sparse" in params else 0.0
+    if system not in ("orqa", "zero_shot"):
+        bm25 = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
     if system == "bm25":
-        retriever = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
-        retrieval_weight = read_bm25_weight(run)
-    elif system in ("orqa", "zero_shot"):
+        retriever, retrieval_weight = bm25, read_bm25_weight(run)
+    elif system == "trained_bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        retriever = HybridRetriever(HybridIndex(bm25, None, no_vectors_NP), weight, None)
+    else:
         fingerprints = {
             "corpus_fingerprint": store.fingerprint,
             "weights_fingerprint": about["retriever_fingerprint"],
@@ -360,15 +402,15 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
             run / "index", vectors_NP, search, **fingerprints, mesh=accelerator_mesh()
         )
         model = DualEncoder(retriever_config_from_dict(about["retriever"]))
-        retriever = DenseRetriever(
-            model,
-            params["retriever"],
-            index,
-            tokenizer,
-            about["question_length"],
+        retriever = dense = DenseRetriever(
+            model, params["retriever"], index, tokenizer, about["question_length"]
         )
-    else:
-        raise OrqaError(f'system is "{system}"; it can be "orqa", "zero_shot" or "bm25".')
+        if system == "hybrid":
+            retriever = FusedRetriever([dense, bm25], count=len(store))
+            # Reciprocal ranks are thousandths, and no scores to weigh against the reader's.
+            retrieval_weight = 0.0
+        elif system == "trained_hybrid":
+            retriever = HybridRetriever(HybridIndex(bm25, index, vectors_NP), weight, dense)
     return Answerer(
         store, retriever, reader, tokenizer=tokenizer, retrieval_weight=retrieval_weight
     )
@@ -419,12 +461,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    corpus = {
+    made_from = {
+        "questions": str(questions.resolve()),
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
         "reader_beam": answerer.reader.sizes.read,
     }
-    write_json(about_path(out), about | corpus)
+    write_json(about_path(out), about | made_from)
     partial.replace(out)
 
 

@@ -12,6 +12,7 @@ import orqa_jax
 PACKAGE = Path(orqa_jax.__file__).parent
 FLOORS = {
     **dict.fromkeys(["errors"], -1),
+    **dict.fromkeys(["storage"], 0),
     **dict.fromkeys(["text"], 0),
     **dict.fromkeys(["eval"], 1),
     **dict.fromkeys(["corpus", "qa"], 2),

@@ -2,30 +2,23 @@
 
 The functions are those of the local build, so blocks, their numbers and the fingerprint are the
 same. One worker reads a file, any number of them pack its pages, and one at the end puts the parts
-in order, as numbering and hashing need. `docs/beam.md` says how to run it on Dataflow, Flink and
-Spark::
-
-    python -m orqa_jax.corpus.beam blocks SOURCE... --out FOLDER --encoder FOLDER [Beam's options]
-    python -m orqa_jax.corpus.beam answers STORE --questions FILE --out FILE [Beam's options]
-
-Sources, stores, questions and what is written may be URLs that Beam knows, such as
-gs://bucket/folder; other paths every worker has to see under the same name.
+in order, as numbering and hashing need. Sources, stores and what is written may be URLs that Beam
+knows, such as gs://bucket/folder; other paths every worker has to see under the same name.
+`docs/beam.md` says how to run it on Dataflow, Flink and Spark.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
 import os
 import posixpath
 import shutil
-import sys
 import tempfile
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +40,6 @@ from orqa_jax.corpus.store import (
     _read_manifest,
 )
 from orqa_jax.errors import OrqaError
-from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 
 logger = logging.getLogger(__name__)
@@ -158,7 +150,11 @@ def build_with_beam(
 
 
 def find_answers_with_beam(
-    store: str, questions: str, out: str, *, options: Sequence[str] = ()
+    store: str,
+    questions: Mapping[str, Sequence[str]],
+    out: str,
+    *,
+    options: Sequence[str] = (),
 ) -> None:
     """Writes for each question in which blocks of a store its answers stand.
 
@@ -167,7 +163,7 @@ def find_answers_with_beam(
 
     Args:
         store: folder of a block store.
-        questions: JSONL file of question-answer pairs.
+        questions: from the id of each question to its answers.
         out: file to write.
         options: of Beam.
 
@@ -179,8 +175,7 @@ def find_answers_with_beam(
         folder = Path(scratch)
         manifest = _read_manifest(_fetch(f"{store}/{MANIFEST_NAME}", folder).parent)
         tokenizer = WordPiece.load(_fetch_folder(f"{store}/{TOKENIZER_NAME}", folder))
-        examples = load_examples(_fetch(questions, folder))
-    answers = [[e.ids for e in tokenizer.encode(list(x.answers))] for x in examples]
+    answers = [[e.ids for e in tokenizer.encode(list(texts))] for texts in questions.values()]
     shards, first_block = [], 0
     for entry in manifest["shards"]:
         shards.append((first_block, entry))
@@ -192,7 +187,7 @@ def find_answers_with_beam(
             | "Spread shards" >> beam.Reshuffle()
             | "Find" >> beam.FlatMap(_find_answers, store, answers, tokenizer.continues_word)
             | "Gather" >> beam.combiners.ToList()
-            | "Write" >> beam.Map(_write_answers, out, [example.id for example in examples])
+            | "Write" >> beam.Map(_write_answers, out, list(questions))
         )
     logger.info("%s is finished.", out)
 
@@ -390,41 +385,3 @@ def _write_answers(found: Sequence[tuple[int, list[int]]], out: str, ids: Sequen
             _store_file(written, out)
         else:
             os.replace(written, out)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; what it does not know goes to Beam. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m orqa_jax.corpus.beam", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    blocks = commands.add_parser("blocks", help="build a block store", allow_abbrev=False)
-    blocks.add_argument("sources", nargs="+", metavar="SOURCE")
-    blocks.add_argument("--out", required=True)
-    blocks.add_argument("--encoder", required=True, help="BERT whose tokenizer is used")
-    blocks.add_argument("--max-wordpieces", type=int, default=288)
-    answers = commands.add_parser("answers", help="find answers in blocks", allow_abbrev=False)
-    answers.add_argument("store", metavar="STORE")
-    answers.add_argument("--questions", required=True)
-    answers.add_argument("--out", required=True)
-    known, options = parser.parse_known_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("orqa_jax").setLevel(logging.INFO)
-    try:
-        if known.command == "blocks":
-            tokenizer = WordPiece.load(Path(known.encoder))
-            size = known.max_wordpieces
-            build_with_beam(
-                known.sources, known.out, tokenizer, max_wordpieces=size, options=options
-            )
-        else:
-            find_answers_with_beam(known.store, known.questions, known.out, options=options)
-    except OrqaError as error:
-        print(f"orqa: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    # Under its real name: workers have no __main__ with these functions.
-    from orqa_jax.corpus import beam
-
-    sys.exit(beam.main())

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from typing import Any, Literal, Protocol
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval import questions
-from orqa_jax.eval.evidence import BlockTexts, answer_ranks, best_span
+from orqa_jax.eval.evidence import BlockTexts, answer_ranks, best_span, token_line
 from orqa_jax.eval.scores import exact_match, regex_match, token_f1
 from orqa_jax.text.jsonl import read_jsonl
 from orqa_jax.text.match import match_tokens
@@ -44,9 +43,9 @@ OUTCOMES = (
 )
 
 _NAMED_IN_ERRORS = 3
-# Words that tell nothing about the subject of a question. Compared by their first letters, so that
-# "founded" and "founder" are one.
+# Of a word only the beginning has to be in the block, so that "founded" and "founder" are one.
 _STEM_LETTERS = 5
+# Words that tell nothing about the subject of a question.
 _STOP_WORDS = frozenset(
     (
         "about", "after", "also", "been", "before", "being", "call", "called", "came", "come",
@@ -222,7 +221,9 @@ def _judge_one(
         }
         if exact:
             block = answer_block(prediction)
-            if block is not None and _is_spurious(block, reference.question, evidence, gold):
+            if block is not None and not _is_evidence(
+                block, reference.question, evidence, texts, gold
+            ):
                 outcome = "spurious hit"
         elif oracle_exact:
             outcome = "lost by the reader"
@@ -266,29 +267,29 @@ def confidence_of(prediction: Mapping[str, Any]) -> float | None:
     if isinstance(prediction.get("confidence"), int | float):
         return float(prediction["confidence"])
     best: Mapping[str, Any] = next(iter(prediction.get("candidates") or ()), {})
-    if "probability" in best:
+    if best.get("probability") is not None:
         return float(best["probability"])
     if "reader_score" in best:
         return float(best["reader_score"]) + float(best.get("retrieval_score", 0.0))
     return None
 
 
-def _is_spurious(
-    block: int, question: str, evidence: Evidence, gold: Collection[int] | None
+def _is_evidence(
+    block: int,
+    question: str,
+    evidence: Evidence,
+    texts: BlockTexts,
+    gold: Collection[int] | None,
 ) -> bool:
     if gold is not None:
-        return block not in gold
-    asked = _content_stems(question)
-    spoken_of = _content_stems(f"{evidence.title(block)} {evidence.text(block)}")
-    return bool(asked) and asked.isdisjoint(spoken_of)
-
-
-def _content_stems(text: str) -> set[str]:
-    return {
+        return block in gold
+    asked = {
         token[:_STEM_LETTERS]
-        for token in match_tokens(text)
-        if len(token) > 3 and token not in _STOP_WORDS and re.match(r"\w", token)
+        for token in match_tokens(question)
+        if len(token) > 3 and token not in _STOP_WORDS
     }
+    spoken_of = token_line(evidence.title(block)) + texts.tokens(block)
+    return not asked or any(f" {stem}" in spoken_of for stem in asked)
 
 
 def write_details(path: str | os.PathLike[str], judged: Iterable[Judgement]) -> None:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import shutil
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class BM25Index:
           k1: how slowly repeated words saturate.
           b: how much long blocks are discounted, from 0 to 1.
         """
-        words = count_words(_block_texts(store))
+        words = count_words(block_texts(store))
         scorer = words.scorer(k1, b)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -112,14 +112,11 @@ class BM25Index:
             raise OrqaError(f"{folder} cannot be read ({error}): {remedy}.") from error
         return cls(scorer)
 
-    def scores(self, question: str, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """The scores of given blocks for one question, float32 [len(ids)]."""
-        return self._all_scores(question)[ids]
-
-    def _all_scores(self, question: str) -> npt.NDArray[np.float32]:
+    def scores(self, question: str) -> npt.NDArray[np.float32]:
+        """The score of every block for one question, float32 `[N]`."""
         known = self._scorer.get_tokens_ids(terms(question))
-        all_scores: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
-        return all_scores
+        scores_N: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
+        return scores_N
 
     def search(self, questions: Sequence[str], /, k: int) -> Found:
         """The `k` blocks of highest BM25 score for each question, ties by id.
@@ -140,7 +137,7 @@ class BM25Index:
         ids_BK = np.empty((len(questions), k), np.int32)
         scores_BK = np.empty((len(questions), k), np.float32)
         for row, question in enumerate(questions):
-            ids_BK[row], scores_BK[row] = top_k(self._all_scores(question), k)
+            ids_BK[row], scores_BK[row] = top_k(self.scores(question), k)
         return ids_BK, scores_BK
 
 
@@ -163,8 +160,14 @@ class Words:
         return scorer
 
 
+def block_texts(store: BlockStore) -> Iterator[str]:
+    """Title and text of every block, with progress."""
+    numbers = tqdm(range(len(store)), desc="BM25", unit=" blocks", disable=None)
+    return (f"{store.title(i)}\n{store.text(i)}" for i in numbers)
+
+
 def count_words(texts: Iterable[str]) -> Words:
-    """Reads the texts once; text i is block i."""
+    """Reads all texts once."""
     # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
     vocabulary = {"": 0}
     ids = [
@@ -174,19 +177,13 @@ def count_words(texts: Iterable[str]) -> Words:
     return Words(ids, vocabulary)
 
 
-def _block_texts(store: BlockStore) -> Iterable[str]:
-    texts = (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store)))
-    shown: Iterable[str] = tqdm(texts, total=len(store), desc="BM25", unit=" blocks", disable=None)
-    return shown
-
-
 def tune_bm25(store: BlockStore, examples: Sequence[Example]) -> tuple[float, float]:
     """The `k1` and `b` under which the answers of development questions are found best.
 
     That is the mean of the share of questions with an answer in the first 1, 5, 20 and 100 blocks,
     the first of equals in order of `TUNED_K1` and `TUNED_B`.
     """
-    words = count_words(_block_texts(store))
+    words = count_words(block_texts(store))
     holds: dict[tuple[int, int], bool] = {}
     best, chosen = -1.0, (K1, B)
     grid = itertools.product(TUNED_K1, TUNED_B)

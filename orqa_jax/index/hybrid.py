@@ -1,23 +1,15 @@
 """Dense and sparse retrieval together, without training and with a learned weight."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.protocol import Found, Index, clip_k, top_k
 
 # The constant of Cormack et al. 2009, which nobody has found reason to change.
 _RANK_OFFSET = 60
-
-
-class Retriever(Protocol):
-    """Anything that finds blocks for questions in words."""
-
-    def search(self, questions: Sequence[str], k: int, /) -> Found: ...
 
 
 class FusedRetriever:
@@ -73,7 +65,10 @@ class HybridIndex:
     """
 
     def __init__(
-        self, bm25: BM25Index, dense: ExactIndex | None, vectors_NP: npt.NDArray[np.float32]
+        self,
+        bm25: BM25Index,
+        dense: Index[npt.NDArray[np.float32]] | None,
+        vectors_NP: npt.NDArray[np.float32],
     ) -> None:
         self._bm25, self._dense, self._vectors_NP = bm25, dense, vectors_NP
 
@@ -91,17 +86,17 @@ class HybridIndex:
           ids, int32 `[B, k]`, best first, and the vectors of these blocks, float32 `[B, k, P + 1]`.
         """
         k = clip_k(k, len(self._bm25))
-        sparse_BK, _ = self._bm25.search(questions, k)
-        dense_BK = sparse_BK
+        dense_BK = None
         if self._dense is not None:
             dense_BK, _ = self._dense.search(np.ascontiguousarray(vectors_BX[:, :-1]), k)
-        ids_BK = np.empty(sparse_BK.shape, np.int32)
-        blocks_BKX = np.empty((*sparse_BK.shape, vectors_BX.shape[1]), np.float32)
+        ids_BK = np.empty((len(questions), k), np.int32)
+        blocks_BKX = np.empty((*ids_BK.shape, vectors_BX.shape[1]), np.float32)
         for row, question in enumerate(questions):
-            union = np.union1d(sparse_BK[row], dense_BK[row]).astype(np.int32)
-            blocks = np.concatenate(
-                [self._vectors_NP[union], self._bm25.scores(question, union)[:, None]], axis=1
-            )
+            sparse_N = self._bm25.scores(question)
+            union, _ = top_k(sparse_N, k)
+            if dense_BK is not None:
+                union = np.union1d(union, dense_BK[row]).astype(np.int32)
+            blocks = np.concatenate([self._vectors_NP[union], sparse_N[union, None]], axis=1)
             best, _ = top_k(blocks @ vectors_BX[row], k)
             ids_BK[row], blocks_BKX[row] = union[best], blocks[best]
         return ids_BK, blocks_BKX

@@ -30,18 +30,26 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and not (type(value) is int and value > 0):
+            # Without layers an encoder is its input layer: static word vectors.
+            least = 0 if field.name == "num_hidden_layers" else 1
+            if field.type == "int" and not (type(value) is int and value >= least):
                 raise OrqaError(
                     f"BERT config: {field.name} must be a positive integer, not {value!r}"
                 )
             if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < 1):
                 raise OrqaError(f"BERT config: {field.name} must lie in [0, 1), not {value!r}")
+        if self.hidden_act not in _ACTIVATIONS:
+            raise OrqaError(
+                f"BERT config: hidden_act is {self.hidden_act!r}, but only "
+                f"{' and '.join(map(repr, _ACTIVATIONS))} are supported"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise OrqaError(
                 f"BERT config: hidden_size {self.hidden_size} does not divide into "
@@ -72,10 +80,14 @@ class BertConfig:
         return {**_SUPPORTED, **dataclasses.asdict(self)}
 
 
-# "gelu" is the exact one (erf) in these configs; "gelu_new" and others are approximations.
+# "gelu" is the exact one (erf); "gelu_new" the approximation by tanh that BERT's TensorFlow code
+# came to use, and with it REALM.
+_ACTIVATIONS = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
+}
 _SUPPORTED = {
     "model_type": "bert",
-    "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
@@ -203,7 +215,7 @@ class Layer(nn.Module):
         hidden_BLH = norm(name="attention_norm")(hidden_BLH + attended_BLH)
 
         inner = _dense(config.intermediate_size, self.dtype, "intermediate")(hidden_BLH)
-        inner = jax.nn.gelu(inner, approximate=False)
+        inner = _ACTIVATIONS[config.hidden_act](inner)
         output_BLH = dropout(_dense(config.hidden_size, self.dtype, "output")(inner))
         return norm(name="output_norm")(hidden_BLH + output_BLH)
 
@@ -263,12 +275,12 @@ def truncate_bert(
     """The encoder of the first `num_layers` layers; the arrays are shared, not copied.
 
     Raises:
-      OrqaError: the encoder does not have that many layers, or none is asked for.
+      OrqaError: the encoder does not have that many layers.
     """
-    if not 1 <= num_layers <= config.num_hidden_layers:
+    if not 0 <= num_layers <= config.num_hidden_layers:
         raise OrqaError(
             f"Cannot keep {num_layers} layers of an encoder that has {config.num_hidden_layers}; "
-            f"ask for 1 to {config.num_hidden_layers}"
+            f"ask for 0 to {config.num_hidden_layers}"
         )
     dropped = {layer_name(index) for index in range(num_layers, config.num_hidden_layers)}
     kept = {name: value for name, value in params.items() if name not in dropped}

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
@@ -239,12 +238,8 @@ def gold_blocks(source: Source) -> dict[str, frozenset[int]]:
                 "block; evaluate with the corpus that the questions were made for."
             )
         if start is not None:
-            store = source.store
-            blocks = [
-                block
-                for block in blocks
-                if 0 <= start - store.document_start(block) < len(store.text(block))
-            ]
+            block = block_at(source.store, blocks, start)
+            blocks = [] if block is None else [block]
         found[question] = frozenset(blocks)
     return found
 
@@ -257,8 +252,4 @@ def _blocks_of_documents(source: Source, documents: set[str]) -> Mapping[str, li
                 found.setdefault(passage.id, []).append(number)
         return found
     assert source.store is not None
-    for shard in source.store.shards:
-        column = shard.batch.column("document_id").to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(np.isin(column.astype(str), list(documents))):
-            found.setdefault(str(column[row]), []).append(shard.first_block + int(row))
-    return found
+    return blocks_of_documents(source.store, documents)

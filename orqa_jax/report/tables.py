@@ -50,7 +50,7 @@ def main_tables(systems: Systems) -> list[Table]:
     tables = [
         Table(
             "Answers",
-            _interval_cells("system", found, answers),
+            interval_cells("system", found, answers),
             f"{count} questions; percent, with 95% bootstrap intervals over the questions. The "
             "best span is what a perfect reader of the same blocks would score.",
         )
@@ -81,7 +81,7 @@ def outcome_table(systems: Systems) -> Table | None:
         return None
     return Table(
         "What went wrong",
-        _interval_cells("system", shares, list(OUTCOMES)),
+        interval_cells("system", shares, list(OUTCOMES)),
         "Percent of the questions. Spurious hit: right, but read from a block that is not the gold "
         "passage or, where that is unknown, shares no content word with the question. Lost by the "
         "reader: the answer could have been read from the blocks that were read.",
@@ -93,7 +93,7 @@ def kind_tables(name: str, judged: Sequence[Judgement]) -> list[Table]:
     tables = []
     for kind, groups in by_kind(judged).items():
         rows = {f"{group.value} ({group.count})": group.intervals for group in groups}
-        cells = _interval_cells(kind, rows, list(groups[0].intervals))
+        cells = interval_cells(kind, rows, list(groups[0].intervals))
         tables.append(Table(f"By {kind}: {name}", cells))
     return tables
 
@@ -197,9 +197,10 @@ def metric_title(name: str) -> str:
     return _METRIC_NAMES.get(name, name.replace("_", " "))
 
 
-def _interval_cells(
+def interval_cells(
     corner: str, rows: Mapping[str, Mapping[str, Interval]], metrics: Sequence[str]
 ) -> list[list[str]]:
+    """Rows of intervals in percent."""
     cells = [[corner, *map(metric_title, metrics)]]
     for name, intervals in rows.items():
         cells.append([name, *(percent(intervals.get(metric)) for metric in metrics)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 # A token is a run of letters, digits and marks, or one other visible character.
 _WORD = r"[\p{L}\p{N}\p{M}]"
 _TOKEN = regex.compile(rf"{_WORD}+|[^\p{{Z}}\p{{C}}]")
+# The same of ASCII text, in less than half the time.
+_ASCII_TOKEN = re.compile(r"[0-9a-zA-Z]+|[!-~]")
 _IS_WORD = regex.compile(_WORD)
 _GAP = r"[\p{Z}\p{C}]"
 
@@ -153,7 +156,8 @@ def _warn_of_slow(pattern: str) -> None:
 
 def match_tokens(text: str) -> list[str]:
     """The tokens that mode "token" compares: words and single marks, NFD, in lower case."""
-    return _TOKEN.findall(_fold(text))
+    folded = _fold(text)
+    return (_ASCII_TOKEN if folded.isascii() else _TOKEN).findall(folded)
 
 
 def _fold(text: str) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import orbax.checkpoint.experimental.v1 as ocp
+from etils import epath
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import write_json
 from orqa_jax.models.weights import fingerprint_params, load_params, save_params
+from orqa_jax.storage import is_url
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.state import Params, TrainState
 
@@ -31,21 +33,26 @@ class Checkpoints:
     there is a checkpoint to continue from.
     """
 
-    def __init__(self, folder: Path, *, config: dict[str, Any], keep: int = 2) -> None:
-        folder = folder.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: str | Path, *, config: dict[str, Any], keep: int = 2) -> None:
+        # A URL such as gs://bucket/folder is one to Orbax too, and has no folders to make.
+        remote = is_url(str(folder))
+        place: Any = epath.Path(folder) if remote else Path(folder).resolve()
+        place.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         self._checkpointer = ocp.training.Checkpointer(
-            folder / "steps",
+            place / "steps",
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
-        described = folder / "config.json"
+        described = place / "config.json"
         if described.exists() and self._checkpointer.latest is not None:
             before = json.loads(described.read_text(encoding="utf-8"))
-            refuse_changed_config(folder, before, config)
-        write_json(described, config)
+            refuse_changed_config(place, before, config)
+        if remote:
+            described.write_text(json.dumps(config))
+        else:
+            write_json(described, config)
 
     def restore(self, state: TrainState) -> TrainState:
         """Returns the newest saved state with the shardings of ``state``, or ``state`` itself."""
@@ -69,7 +76,7 @@ def ocp_abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
-_PLACES = {"corpus", "encoder", "retriever", "index", "train", "out"}
+_PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"}
 # How a run is watched changes nothing about what it makes.
 _WATCHING = {"profile", "watch_questions", "watch_every"}
 

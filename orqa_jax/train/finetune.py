@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.losses import marginal_log_likelihood
@@ -53,14 +54,22 @@ from orqa_jax.train.retrieve import (
     fetch_by_device,
     question_batch,
 )
+from orqa_jax.train.sparse import (
+    Evidence,
+    SparseSource,
+    initial_sparse_params,
+    with_sparse_weight,
+)
 from orqa_jax.train.state import (
+    SCHEDULES,
+    OptimizerName,
     Params,
     TrainState,
     apply_gradients,
     frozen_layer_patterns,
     initial_state,
-    linear_schedule,
     make_optimizer,
+    release_warmup,
 )
 from orqa_jax.train.stop import stop_request
 from orqa_jax.train.watch import StepCosts, profiled
@@ -80,6 +89,9 @@ class FinetuneConfig:
       index: Folder of the block embeddings that this retriever made.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      evidence: What finds the blocks: "dense", the question tower; "bm25", with a learned weight of
+        its score, the question tower left as it is; "hybrid", both, with a learned weight.
+      bm25: Folder of the BM25 index, unless the evidence is dense.
       encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
         the retriever started from.
       epochs: Times each question is seen; may be a fraction.
@@ -87,14 +99,21 @@ class FinetuneConfig:
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
       head_learning_rate_factor: How much faster the new span layers of the reader learn.
       warmup_share: Share of all steps in which the learning rate rises.
-      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      weight_decay: Decoupled, on all but biases and LayerNorm.
+      optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall, and a rise of
+        100 to 10,000 steps whatever the share.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
+      early_update: Train retrieval over these blocks by a loss of its own (section 6); without it,
+        retrieval learns only from what the reader makes of the blocks that are read.
       reader_beam: Blocks that are read, K (5 in the paper).
       reading_share: Share of a batch's questions whose blocks are read, those with the answer in
         their beam first. Without it a question teaches the reader nothing but costs as much, so
         this saves most of the work at little or no loss; what was left out is in the metrics.
       reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
       max_span_wordpieces: Longest answer in wordpieces.
+      whole_word_spans: Answers neither start nor end within a word; in the 2019 release they may.
+      substring_labels: In the early update a block is right where an answer is a substring of its
+        characters, as in the 2019 release ("rome" is then in "Jerome").
       span_hidden_size: Half the width of the reader's dense layer.
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
@@ -105,6 +124,8 @@ class FinetuneConfig:
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
       profile: Folder for a trace of a few steps; "" for none.
     """
@@ -114,6 +135,8 @@ class FinetuneConfig:
     index: str
     train: str
     out: str
+    evidence: Evidence = "dense"
+    bm25: str = ""
     encoder: str = ""
     epochs: float = 3.0
     batch_size: int = 8
@@ -121,11 +144,15 @@ class FinetuneConfig:
     head_learning_rate_factor: float = 10.0
     warmup_share: float = 0.1
     weight_decay: float = 0.01
+    optimizer: OptimizerName = "adamw"
     early_update_beam: int = 5000
+    early_update: bool = True
     reader_beam: int = 5
     reading_share: float = 1.0
     reader_length: int = 320
     max_span_wordpieces: int = 10
+    whole_word_spans: bool = True
+    substring_labels: bool = False
     span_hidden_size: int = 256
     reader_layers: int = 0
     frozen_layers: int = 0
@@ -135,6 +162,7 @@ class FinetuneConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 50
+    checkpoints: str = ""
     log_every: int = 10
     profile: str = ""
 
@@ -211,7 +239,13 @@ class Models:
     def question_vectors(
         self, params: Params, batch: dict[str, Any], key: jax.Array | None = None
     ) -> jax.Array:
-        """question_BP, with dropout where a key is given."""
+        """question_BP, with dropout where a key is given.
+
+        Where BM25 takes part the last column is the weight of its score, see ``train.sparse``.
+        """
+        if "retriever" not in params:
+            no_vector_B0 = jnp.zeros((batch["token_ids"].shape[0], 0))
+            return with_sparse_weight(no_vector_B0, params["sparse"])
         question_BP: Any = self.retriever.apply(
             {"params": params["retriever"]},
             batch["token_ids"],
@@ -220,6 +254,8 @@ class Models:
             rngs=None if key is None else {"dropout": key},
             method="encode_questions",
         )
+        if "sparse" in params:
+            question_BP = with_sparse_weight(question_BP, params["sparse"])
         return question_BP
 
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
@@ -239,7 +275,13 @@ class Models:
 
 
 def orqa_loss(
-    params: Params, models: Models, batch: dict[str, Any], fetch: Any, key: jax.Array
+    params: Params,
+    models: Models,
+    batch: dict[str, Any],
+    fetch: Any,
+    key: jax.Array,
+    *,
+    early_update: bool = True,
 ) -> tuple[jax.Array, Metrics]:
     """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
 
@@ -249,6 +291,7 @@ def orqa_loss(
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
       key: For dropout.
+      early_update: Whether the early-update loss is part of the sum.
     """
     question_key, reader_key = jax.random.split(key)
     question_BP = models.question_vectors(params, batch, question_key)
@@ -272,7 +315,9 @@ def orqa_loss(
     readable_B = beam["readable"]
     count = jnp.float32(len(readable_B))
     # A question that is not read counts in the mean like one whose beam lacks the answer.
-    total_loss = -(jnp.sum(early_B) + jnp.sum(reading_R))
+    total_loss = -jnp.sum(reading_R)
+    if early_update:
+        total_loss -= jnp.sum(early_B)
     metrics = {
         "loss": (total_loss, count),
         "early_loss": mean_of(-early_B, early_signal_B),
@@ -296,10 +341,12 @@ def train_step(
     models: Models,
     optimizer: optax.GradientTransformation,
     fetch: Any,
+    early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
-    gradients, metrics = jax.grad(orqa_loss, has_aux=True)(
+    loss = functools.partial(orqa_loss, early_update=early_update)
+    gradients, metrics = jax.grad(loss, has_aux=True)(
         state.params, models, batch, inside, jax.random.fold_in(key, state.step)
     )
     return apply_gradients(state, gradients, optimizer), metrics
@@ -311,6 +358,8 @@ def make_step(
     source: BeamSource,
     mesh: Mesh,
     retrieval: str,
+    *,
+    early_update: bool = True,
 ) -> tuple[Any, Any]:
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
@@ -321,6 +370,7 @@ def make_step(
         models=models,
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
+        early_update=early_update,
     )
     if retrieval == "callback":
         inside = jax.jit(lambda state, batch, key: step(state, batch, None, key), donate_argnums=0)
@@ -359,11 +409,12 @@ def initial_params(
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
-    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
-    params = {
-        "retriever": {tower: jax.tree.map(jnp.asarray, retriever_params[tower])},
-        "reader": init_reader(reader_config, key, bert_params),
-    }
+    params: Params = {"reader": init_reader(reader_config, key, bert_params)}
+    if config.evidence != "bm25":
+        tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+        params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
+    if config.evidence != "dense":
+        params["sparse"] = initial_sparse_params()
     return reader_config, params
 
 
@@ -374,11 +425,25 @@ def open_source(
     tokenizer: WordPiece,
     examples: Sequence[Example],
 ) -> BeamSource:
-    """Opens the block embeddings that these retriever weights made, for retrieval while training.
+    """Opens what finds the blocks while training: embeddings of these weights, BM25, or both.
 
     Raises:
-      OrqaError: The embeddings are missing, or of another corpus or retriever.
+      OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
+    sizes = BeamSizes(
+        early=config.early_update_beam,
+        read=config.reader_beam,
+        reader_length=config.reader_length,
+        span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
+        whole_words=config.whole_word_spans,
+        substring_labels=config.substring_labels,
+    )
+    if config.evidence != "dense":
+        bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
+    if config.evidence == "bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        return SparseSource(store, bm25, None, no_vectors_NP, tokenizer, examples, sizes)
     fingerprints = {
         "corpus_fingerprint": store.fingerprint,
         "weights_fingerprint": weights_fingerprint,
@@ -388,13 +453,8 @@ def open_source(
     on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
     mesh = accelerator_mesh() if on_devices else None
     index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
-    sizes = BeamSizes(
-        early=config.early_update_beam,
-        read=config.reader_beam,
-        reader_length=config.reader_length,
-        span_width=config.max_span_wordpieces,
-        reading_share=config.reading_share,
-    )
+    if config.evidence == "hybrid":
+        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
 
@@ -441,18 +501,24 @@ def finetune(config: FinetuneConfig) -> Path:
         ),
     )
     steps = total_steps(len(examples), config)
+    warmup_steps = round(config.warmup_share * steps)
+    if config.optimizer == "bert":
+        warmup_steps = release_warmup(steps, config.warmup_share)
     optimizer = make_optimizer(
-        linear_schedule(config.learning_rate, round(config.warmup_share * steps), steps),
+        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
+        name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
-        faster=["reader/(?!bert/).*"],
+        faster=["reader/(?!bert/).*", "sparse/.*"],
         faster_factor=config.head_learning_rate_factor,
     )
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function, trace = make_step(models, optimizer, source, mesh, config.retrieval)
+    step_function, trace = make_step(
+        models, optimizer, source, mesh, config.retrieval, early_update=config.early_update
+    )
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -489,6 +555,7 @@ def finetune(config: FinetuneConfig) -> Path:
             "question_length": about["question_length"],
             "reader_length": config.reader_length,
             "reader_beam": config.reader_beam,
+            "whole_word_spans": config.whole_word_spans,
             "corpus_fingerprint": store.fingerprint,
             "retriever_fingerprint": about["weights_fingerprint"],
             "config": described,
@@ -500,10 +567,18 @@ def finetune(config: FinetuneConfig) -> Path:
 
 
 def log_answers(source: BeamSource) -> None:
-    """Says for how many questions the corpus holds an answer at all."""
-    found = sum(bool(len(blocks)) for blocks in source.postings)
-    logger.info("%d of %d questions have their answer in the corpus.", found, len(source.postings))
-    if not found:
+    """Says for how many questions the corpus holds an answer at all.
+
+    Whether a regular expression matches somewhere would take a scan of all text to tell.
+    """
+    strings = [
+        bool(len(blocks))
+        for blocks, answers in zip(source.postings, source.answers, strict=True)
+        if answers
+    ]
+    found = sum(strings)
+    logger.info("%d of %d questions have their answer in the corpus.", found, len(strings))
+    if strings and not found:
         raise OrqaError(
             "None of the training answers stands in the corpus, so there is nothing to learn from; "
             "check that questions and documents belong together."

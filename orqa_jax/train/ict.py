@@ -31,12 +31,13 @@ from orqa_jax.train.config import check_at_least
 from orqa_jax.train.mesh import check_batch_size, make_mesh, place_batch, tree_shardings
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
 from orqa_jax.train.state import (
+    SCHEDULES,
+    OptimizerName,
     Params,
     TrainState,
     apply_gradients,
     frozen_layer_patterns,
     initial_state,
-    linear_schedule,
     make_optimizer,
 )
 from orqa_jax.train.stop import stop_request
@@ -54,11 +55,13 @@ class ICTConfig:
       corpus: Folder of the block store.
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
-      steps: Number of updates.
+      steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
       batch_size: Pseudo-questions of one update; each has the blocks of all others as negatives.
+      exclude_duplicates: Another copy of the right block is no negative. In the 2019 release it is.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
       projection_learning_rate_factor: How much faster the new projection learns than the BERT.
-      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      weight_decay: Decoupled, on all but biases and LayerNorm.
+      optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall.
       mask_rate: How often the pseudo-question is taken out of its block (0.9 in the paper).
       question_length: Longest pseudo-question in wordpieces, [CLS] and [SEP] counted.
       block_length: Longest block in wordpieces, title, [CLS] and two [SEP] counted.
@@ -66,11 +69,15 @@ class ICTConfig:
       pooling: What the projection reads: "cls", "mean" or "pooler".
       shared_towers: One BERT for questions and blocks, as in the 2019 release.
       projection_layer_norm: LayerNorm after the projection, as in the 2019 release.
+      projection_dropout: Rate on the finished vector (0.1 in the 2019 release).
+      projection_init: "orthogonal", or "glorot_uniform" as in the 2019 release.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
       dtype: "float32", or "bfloat16" for accelerators.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
       watch_questions: JSONL file of question-answer pairs, for zero-shot recall on a sample of the
         corpus, beside BM25, in the metrics; "" for none.
@@ -83,10 +90,12 @@ class ICTConfig:
     out: str
     steps: int = 1000
     batch_size: int = 32
+    exclude_duplicates: bool = True
     learning_rate: float = 5e-5
     projection_learning_rate_factor: float = 10.0
     warmup_steps: int = 100
     weight_decay: float = 0.01
+    optimizer: OptimizerName = "adamw"
     mask_rate: float = 0.9
     question_length: int = 64
     block_length: int = 288
@@ -94,11 +103,14 @@ class ICTConfig:
     pooling: Literal["cls", "mean", "pooler"] = "cls"
     shared_towers: bool = False
     projection_layer_norm: bool = False
+    projection_dropout: float = 0.0
+    projection_init: Literal["orthogonal", "glorot_uniform"] = "orthogonal"
     frozen_layers: int = 0
     dropout: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     checkpoint_every: int = 100
+    checkpoints: str = ""
     log_every: int = 10
     watch_questions: str = ""
     watch_every: int = 100
@@ -111,7 +123,7 @@ class ICTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
-        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
+        check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
             raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")
@@ -158,6 +170,7 @@ class ICTExamples:
         context = np.concatenate([tokens[:start], tokens[end:]]) if masked else tokens
         return {
             "block": np.int32(block),
+            "position": np.int32(position),
             "masked": np.bool_(masked),
             "question": tokens[start:end],
             "context": context,
@@ -171,8 +184,9 @@ def collate(
     blocks = np.array([example["block"] for example in examples])
     question = [example["question"] for example in examples]
     context = inputs.ragged([example["context"] for example in examples])
+    positions = np.array([example["position"] for example in examples])
     return {
-        "block_id": blocks,
+        "block_id": blocks if config.exclude_duplicates else positions,
         "masked": np.array([example["masked"] for example in examples]),
         "question": inputs.question_inputs(tokenizer, question, config.question_length),
         "block": inputs.pair_inputs(tokenizer, store.titles(blocks), context, config.block_length),
@@ -282,11 +296,14 @@ def pretrain(config: ICTConfig) -> Path:
         pooling=config.pooling,
         shared_towers=config.shared_towers,
         layer_norm=config.projection_layer_norm,
+        projection_dropout=config.projection_dropout,
+        projection_init=config.projection_init,
     )
     model = DualEncoder(retriever_config, jnp.dtype(config.dtype), config.frozen_layers)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     optimizer = make_optimizer(
-        linear_schedule(config.learning_rate, config.warmup_steps, config.steps),
+        SCHEDULES[config.optimizer](config.learning_rate, config.warmup_steps, config.steps),
+        name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("[a-z_]*encoder", config.frozen_layers),
         # Not those of the same name inside BERT.
@@ -296,7 +313,7 @@ def pretrain(config: ICTConfig) -> Path:
     params = init_dual_encoder(retriever_config, params_key, bert_params)
     state = initial_state(params, optimizer)
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function = jax.jit(
         functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0

@@ -20,13 +20,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import span_mask_BLW
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.inputs import Inputs, pair_inputs, question_inputs, ragged
+from orqa_jax.train.labels import blocks_with_answer, spans_matching
 from orqa_jax.train.mesh import DATA_AXIS
 
 Beam = dict[str, Any]
@@ -42,6 +45,9 @@ class BeamSizes:
       reader_length: Wordpieces of one reader sequence, L.
       span_width: Longest span in wordpieces, W.
       reading_share: Share of the questions whose blocks are read.
+      whole_words: Spans neither start nor end within a word; in the 2019 release they may.
+      substring_labels: A block is right where an answer is a substring of its characters, as in
+        the 2019 release, and not where its wordpieces spell one from word to word.
     """
 
     early: int
@@ -49,6 +55,8 @@ class BeamSizes:
     reader_length: int
     span_width: int
     reading_share: float = 1.0
+    whole_words: bool = True
+    substring_labels: bool = False
 
     def questions_read(self, batch_size: int) -> int:
         """Of ``batch_size`` questions, how many are read, R."""
@@ -71,10 +79,16 @@ class BeamSource:
         self._vectors_NP = np.asarray(vectors_NP)  # a plain view: np.memmap slows indexing
         self._spent: collections.deque[tuple[str, float]] = collections.deque()
         self.tokenizer = tokenizer
-        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, len(store)))
+        self._own_block = own_blocks(store, examples)
+        # One block fewer can be retrieved where a question's own is left out.
+        most = len(store) - bool((self._own_block >= 0).any())
+        self.sizes = dataclasses.replace(sizes, early=min(sizes.early, most))
         self.questions = [e.ids for e in tokenizer.encode([x.question for x in examples])]
-        flat = tokenizer.encode([answer for x in examples for answer in x.answers])
-        bounds = np.cumsum([0, *(len(x.answers) for x in examples)])
+        self._examples = examples
+        # Regular expressions have no wordpieces; they are matched in the text of each beam.
+        strings = [x.answers if x.match == "string" else () for x in examples]
+        flat = tokenizer.encode([answer for answers in strings for answer in answers])
+        bounds = np.cumsum([0, *map(len, strings)])
         self.answers = [
             [encoded.ids for encoded in flat[start:end]]
             for start, end in itertools.pairwise(bounds)
@@ -99,15 +113,12 @@ class BeamSource:
           ``span_mask``, ``span_correct`` bool [R, K, L, W]: the candidate spans, and those that
           spell an answer.
         """
-        with self._timed("search_share"):
-            ids_BC, _ = self._index.search(np.asarray(question_BP), self.sizes.early)
         rows_B = np.asarray(rows_B)
-        with self._timed("gather_share"):
-            vectors_BCP = self._vectors_NP.take(ids_BC, axis=0)
+        ids_BC, vectors_BCP = self._without_own(rows_B, np.asarray(question_BP))
         with self._timed("labels_share"):
             early_correct_BC = np.stack(
                 [
-                    _is_in(ids_C, self.postings[row])
+                    self._early_correct(int(row), ids_C)
                     for ids_C, row in zip(ids_BC, rows_B, strict=True)
                 ]
             )
@@ -142,12 +153,55 @@ class BeamSource:
         yield
         self._spent.append((name, time.perf_counter() - started))
 
+    def _early_correct(self, row: int, ids_C: np.ndarray) -> np.ndarray:
+        example = self._examples[row]
+        if example.match == "regex":
+            return blocks_with_answer(self._store, ids_C, example.answers, "regex")
+        if self.sizes.substring_labels:
+            return blocks_with_answer(self._store, ids_C, example.answers, "substring")
+        return _is_in(ids_C, self.postings[row])
+
+    def _span_correct(self, row: int, ids_K: np.ndarray, token_ids_KL: np.ndarray) -> np.ndarray:
+        example, width = self._examples[row], self.sizes.span_width
+        if example.match == "string":
+            return spans_equal(token_ids_KL, self.answers[row], width)
+        first_sep_K = np.argmax(token_ids_KL == self.tokenizer.sep_id, axis=1)
+        shape = (self.sizes.reader_length, width)
+        return spans_matching(
+            self._store, self.tokenizer, ids_K, first_sep_K + 1, example.answers, shape
+        )
+
+    def _without_own(
+        self, rows_B: np.ndarray, question_BP: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The beams, without the block that a question was taken from."""
+        own_B = self._own_block[rows_B]
+        if (own_B < 0).all():
+            return self.search(rows_B, question_BP, self.sizes.early)
+        ids_BC, vectors_BCP = self.search(rows_B, question_BP, self.sizes.early + 1)
+        # Where its own block is not among them, a question loses the last.
+        own_last = np.argsort(ids_BC == own_B[:, None], axis=1, kind="stable")
+        kept_BC = own_last[:, : self.sizes.early]
+        return (
+            np.take_along_axis(ids_BC, kept_BC, axis=1),
+            np.take_along_axis(vectors_BCP, kept_BC[:, :, None], axis=1),
+        )
+
+    def search(
+        self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` blocks for each question, best first, and their vectors [B, count, P]."""
+        with self._timed("search_share"):
+            ids_BC, _ = self._index.search(question_BP, count)
+        with self._timed("gather_share"):
+            return ids_BC, self._vectors_NP.take(ids_BC, axis=0)
+
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
         questions = [self.questions[row] for row in rows_B]
         encoded = reader_inputs(self._store, self.tokenizer, questions, ids_BK, self.sizes)
         correct = [
-            spans_equal(encoded["token_ids"][b], self.answers[row], self.sizes.span_width)
+            self._span_correct(int(row), ids_BK[b], encoded["token_ids"][b])
             for b, row in enumerate(rows_B)
         ]
         encoded["span_correct"] = np.stack(correct) & encoded["span_mask"]
@@ -183,8 +237,9 @@ def reader_inputs(
 ) -> Inputs:
     """``[CLS] question [SEP] block [SEP]`` for each block of each beam, and the candidate spans.
 
-    A span lies in the block, starts where a word starts and ends where a word ends. A question
-    takes at most half of the sequence, a block too long for the rest loses its end.
+    A span lies in the block; with ``sizes.whole_words`` it starts where a word starts and ends
+    where a word ends. A question takes at most half of the sequence, a block too long for the rest
+    loses its end.
     """
     batch_size, read = ids_BK.shape
     longest = sizes.reader_length // 2
@@ -192,6 +247,10 @@ def reader_inputs(
     blocks = store.tokens(ids_BK.reshape(-1))
     flat = pair_inputs(tokenizer, repeated, blocks, sizes.reader_length)
     block_mask_ML = flat.pop("second_mask")
+    if not sizes.whole_words:
+        anywhere_ML = np.ones_like(block_mask_ML)
+        flat["span_mask"] = span_mask_BLW(block_mask_ML, anywhere_ML, anywhere_ML, sizes.span_width)
+        return {name: x.reshape(batch_size, read, *x.shape[1:]) for name, x in flat.items()}
     starts_word_ML = ~tokenizer.continues_word[flat["token_ids"]]
     # Whatever follows the last wordpiece of a whole block ([SEP]) starts a word; a block that was
     # cut may have been cut within one.
@@ -218,6 +277,27 @@ def spans_equal(token_ids_KL: np.ndarray, answers: Sequence[np.ndarray], width: 
             equal_KL &= token_ids_KL[:, offset : offset + places] == token
         correct_KLW[:, :places, len(ids) - 1] |= equal_KL
     return correct_KLW
+
+
+def own_blocks(store: BlockStore, examples: Sequence[Example]) -> np.ndarray:
+    """The block that each question was taken from, int32 [examples], -1 for none.
+
+    Raises:
+      OrqaError: A question was taken from a document that the corpus does not have there.
+    """
+    places = {row: e.taken_from for row, e in enumerate(examples) if e.taken_from}
+    blocks_of = blocks_of_documents(store, {place.document_id for place in places.values()})
+    found = np.full(len(examples), -1, np.int32)
+    for row, place in places.items():
+        block = block_at(store, blocks_of.get(place.document_id, ()), place.start)
+        if block is None:
+            raise OrqaError(
+                f"Question {examples[row].id!r} was taken from document {place.document_id!r}, of "
+                f"which the corpus has no block at character {place.start}; make the cloze pairs "
+                "from the corpus that they train on."
+            )
+        found[row] = block
+    return found
 
 
 def _is_in(ids: np.ndarray, postings: np.ndarray) -> np.ndarray:

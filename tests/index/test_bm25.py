@@ -112,9 +112,9 @@ def test_a_text_without_spaces_is_found_by_a_part_of_it(tmp_path):
     assert (scores_BK[:, 0] > scores_BK[:, 1]).all()
 
 
-def test_scores_of_given_blocks_are_those_of_the_search(index):
+def test_the_scores_of_all_blocks_are_those_of_the_search(index):
     ids_BK, scores_BK = index.search(["oil lamp ships"], 6)
-    np.testing.assert_array_equal(index.scores("oil lamp ships", ids_BK[0]), scores_BK[0])
+    np.testing.assert_array_equal(index.scores("oil lamp ships")[ids_BK[0]], scores_BK[0])
 
 
 def test_tuning_finds_what_every_setting_would_have_found(tmp_path):

@@ -67,7 +67,7 @@ def test_hybrid_search_is_exact_over_the_union(bm25, weight):
 
     for row, question in enumerate(QUESTIONS):
         dense = vectors_NP @ question_BP[row]
-        sparse = bm25.scores(question, np.arange(6))
+        sparse = bm25.scores(question)
         union = set(np.argsort(-dense, kind="stable")[:2]) | set(bm25.search([question], 2)[0][0])
         total = dense + weight * sparse
         expected = sorted(union, key=lambda i: (-total[i], i))[:2]

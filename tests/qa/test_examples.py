@@ -57,6 +57,12 @@ def test_load(tmp_path: Path) -> None:
         ('{"question": "q", "answer": []}', "at least one answer"),
         ('{"question": "q", "answer": ["", " "]}', "at least one answer"),
         ('{"question": "q", "answer": "a", "match": "glob"}', "'match' to be .* not 'glob'"),
+        ('{"question": "q", "answer": "a", "taken_from": 3}', "'taken_from' to be an object"),
+        ('{"question": "q", "answer": "a", "taken_from": {"start": 3}}', "'taken_from' to be"),
+        (
+            '{"question": "q", "answer": "a", "taken_from": {"document_id": 1, "start": 3}}',
+            "'taken_from' to be",
+        ),
         ('{"question": "q", "answer": "a", "id": ""}', "'id'"),
         ('{"question": "q", "answer": "a", "id": "1"}', r"repeats the id '1' of .*qa\.jsonl:1;"),
     ],

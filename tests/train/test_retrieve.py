@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tiny_world import equal_trees, world, write_jsonl
 
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.exact import ExactIndex
-from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.qa.examples import Example, Place, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.mesh import make_mesh, place_batch
 from orqa_jax.train.retrieve import (
@@ -22,6 +23,7 @@ from orqa_jax.train.retrieve import (
     BeamSource,
     fetch_by_callback,
     fetch_by_device,
+    own_blocks,
     question_batch,
     reader_inputs,
     spans_equal,
@@ -241,6 +243,40 @@ def test_shapes_are_those_of_fetch(vectors_NP, early, share):
     expected = {name: (s.shape, s.dtype) for name, s in source.shapes(2, 16).items()}
     assert found == expected
     assert beam["block_ids"].shape[1] == min(early, len(world().store))
+
+
+def test_a_question_does_not_retrieve_the_block_it_was_taken_from(vectors_NP):
+    store = world().store
+    taken = [Example("t", "Who?", ("Anka Rill",), taken_from=Place(store.document_id(7), 0))]
+    own = next(i for i in range(len(store)) if store.document_id(i) == store.document_id(7))
+    examples = [*taken, Example("plain", "Who?", ("Anka Rill",))]
+    question_BP = np.stack([vectors_NP[own] * 9] * 2)
+    scores_N = vectors_NP @ question_BP[0]
+    for early in (20, 10_000):
+        sizes = dataclasses.replace(SIZES, early=early)
+        index = ExactIndex(vectors_NP)
+        source = BeamSource(store, index, vectors_NP, world().tokenizer, examples, sizes)
+        beam = source.fetch(np.array([0, 1]), question_BP)
+        kept = min(early, len(store) - 1)
+        best = np.argsort(-scores_N, kind="stable")
+        assert best[0] == own
+        np.testing.assert_array_equal(beam["block_ids"][0], best[best != own][:kept])
+        np.testing.assert_array_equal(beam["block_ids"][1], best[:kept])
+        np.testing.assert_array_equal(beam["vectors"][0], vectors_NP[beam["block_ids"][0]])
+        shapes = source.shapes(2, 16)
+        assert {name: x.shape for name, x in beam.items()} == {
+            name: x.shape for name, x in shapes.items()
+        }
+        only_plain = source.fetch(np.array([1]), question_BP[:1])
+        np.testing.assert_array_equal(only_plain["block_ids"][0], best[:kept])
+
+
+def test_own_blocks_must_be_of_the_corpus():
+    store = world().store
+    for place in (Place("nobody", 0), Place(store.document_id(0), 99_999)):
+        with pytest.raises(OrqaError, match=r"'t' was taken from document .* from the corpus that"):
+            own_blocks(store, [Example("t", "?", ("a",), taken_from=place)])
+    assert own_blocks(store, [Example("t", "?", ("a",))]).tolist() == [-1]
 
 
 def test_a_question_batch(source):
