@@ -134,6 +134,25 @@ class BeamSource:
             "read": read_R.astype(np.int32),
         } | {name: x_B[read_R] for name, x_B in encoded.items()}
 
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds that calls of ``fetch`` took since this was last asked, by what they were for.
+
+        ``search_share``, ``gather_share`` (of block vectors) and ``labels_share`` (with the
+        reader's inputs), as a line of metrics has them: there, divided by all the time. Each device
+        of a process calls ``fetch`` for itself, so together they may exceed the time that passed.
+        """
+        seconds: dict[str, float] = {}
+        while self._spent:
+            name, spent = self._spent.popleft()
+            seconds[name] = seconds.get(name, 0.0) + spent
+        return seconds
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._spent.append((name, time.perf_counter() - started))
+
     def _early_correct(self, row: int, ids_C: np.ndarray) -> np.ndarray:
         example = self._examples[row]
         if example.match == "regex":
@@ -176,25 +195,6 @@ class BeamSource:
             ids_BC, _ = self._index.search(question_BP, count)
         with self._timed("gather_share"):
             return ids_BC, self._vectors_NP.take(ids_BC, axis=0)
-
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds that calls of ``fetch`` took since this was last asked, by what they were for.
-
-        ``search_share``, ``gather_share`` (of block vectors) and ``labels_share`` (with the
-        reader's inputs), as a line of metrics has them: there, divided by all the time. Each device
-        of a process calls ``fetch`` for itself, so together they may exceed the time that passed.
-        """
-        seconds: dict[str, float] = {}
-        while self._spent:
-            name, spent = self._spent.popleft()
-            seconds[name] = seconds.get(name, 0.0) + spent
-        return seconds
-
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._spent.append((name, time.perf_counter() - started))
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
