@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracles.bert import random_weights, tiny_config
 from oracles.bundle import write_bundle
+from safetensors.numpy import save_file
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import BertConfig
@@ -22,6 +23,7 @@ from orqa_jax.models.foreign import (
 from orqa_jax.models.reader import SpanReader
 from orqa_jax.models.retriever import DualEncoder
 from orqa_jax.models.tensorflow import read_tensorflow
+from orqa_jax.models.torch_file import read_torch
 from orqa_jax.models.weights import bert_names, fingerprint_params, load_bert, save_bert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -155,6 +157,23 @@ def test_a_released_bert_becomes_an_encoder_folder(tmp_path):
     )
     with pytest.raises(OrqaError, match=r"bert_config.json cannot be read"):
         load_tensorflow_bert(tmp_path)
+
+
+def test_an_embedder_and_a_scorer_of_realm(tmp_path):
+    golden = np.load(GOLDEN / "realm" / "golden.npz")
+    tensors = read_torch(GOLDEN / "realm" / "pytorch_model.bin")
+    embedder = {n: v for n, v in tensors.items() if n.startswith("embedder.")}
+    alone = {name.removeprefix("embedder."): value for name, value in embedder.items()}
+    scorer = embedder | {f"query_{name}": value + 1 for name, value in embedder.items()}
+    for name, weights in (("embedder", alone), ("scorer", scorer)):
+        (tmp_path / name).mkdir()
+        shutil.copy(GOLDEN / "realm" / "config.json", tmp_path / name)
+        save_file(weights, tmp_path / name / "model.safetensors")
+        found = load_realm(tmp_path / name)
+        assert found.reader is None
+        assert found.block_embeddings is None
+        np.testing.assert_allclose(vectors(found.embedder, golden), golden["vectors"], atol=1e-5)
+    assert "query_embedder.cls.dense.bias" in found.embedder.unplaced
 
 
 def test_realm_folders_of_something_else(tmp_path):
