@@ -22,7 +22,8 @@ from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
 from orqa_jax.eval.judge import read_details
 from orqa_jax.index.bm25 import tune_bm25
-from orqa_jax.qa.examples import load_examples
+from orqa_jax.qa.cloze import cloze_examples
+from orqa_jax.qa.examples import load_examples, save_examples
 from orqa_jax.train.finetune import finetune
 from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.metrics import read_metrics
@@ -161,17 +162,22 @@ def test_report_of_a_run(capsys, tmp_path):
     assert "exact match" in text.read_text("utf-8")
 
 
-def test_cloze_pairs_train(capsys, tmp_path):
+def test_cloze(capsys, tmp_path):
     pairs = tmp_path / "cloze.jsonl"
-    arguments = ["cloze", trained_run() / "corpus", "--out", pairs, "--count", "16"]
+    arguments = ["cloze", world().store.folder, "--out", pairs, "--count", "16"]
     status, _, err = run_orqa(capsys, *arguments)
     assert status == 0
     assert "16 questions" in err
-    made = load_examples(pairs)
-    for example in made:
+    for example in load_examples(pairs):
         place = example.taken_from
         text = {d["id"]: d["text"] for d in documents()}[place.document_id]
         assert example.answers[0] in text[place.start :]
+
+
+@pytest.mark.slow
+def test_cloze_pairs_train(tmp_path):
+    pairs = tmp_path / "cloze.jsonl"
+    save_examples(pairs, cloze_examples(world().store, count=16))
     config = finetune_config(trained_run(), train=str(pairs), out=str(tmp_path / "out"), epochs=1)
     finetune(config)
     found = read_metrics(tmp_path / "out" / "metrics.jsonl")
