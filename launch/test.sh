@@ -7,5 +7,5 @@ cd -- "$root"
 "$python" -m ruff check
 "$python" -m ruff format --check
 "$python" -m mypy
-.venv/bin/shellcheck --external-sources --source-path=SCRIPTDIR launch/*.sh .ci/run
+.venv/bin/shellcheck --external-sources --source-path=SCRIPTDIR launch/*.sh launch/slurm.sbatch .ci/run
 exec "$python" -m pytest "$@"

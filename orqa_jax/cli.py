@@ -87,16 +87,43 @@ def _parser() -> argparse.ArgumentParser:
     corpus = command("corpus", _corpus, "cut documents into blocks of evidence")
     corpus.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="files or folders")
     corpus.add_argument("--out", type=Path, required=True, help="folder of the new block store")
+    corpus.add_argument("--encoder", type=Path, help="folder of the BERT whose tokenizer is used")
     corpus.add_argument(
-        "--encoder", type=Path, required=True, help="folder of the BERT whose tokenizer is used"
+        "--append",
+        action="store_true",
+        help="add the documents to the finished store --out, with the tokenizer it has",
     )
     corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
+    answers = command("answers", _answers, "count the questions that a corpus can answer at all")
+    answers.add_argument("corpus", type=Path, help="block store")
+    answers.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
+    answers.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    data = command("data", _data, "convert a published dataset to question-answer pairs")
+    data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
+    data.add_argument("files", nargs="*", type=Path, help="its files (without: from TFDS)")
+    data.add_argument("--split", choices=("train", "dev", "test"), help="check the published count")
+    data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
+    data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+
+    cloze = command("cloze", _cloze, "make question-answer pairs from the corpus itself")
+    cloze.add_argument("corpus", type=Path, help="block store")
+    cloze.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    cloze.add_argument("--count", type=int, default=10_000, help="pairs at most (10000)")
+    cloze.add_argument("--seed", type=int, default=0, help="of the choice (0)")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
+
+    command("untrained", _untrained, "write a dense retriever without pre-training", settings=True)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
     _add_run(index)
+    _add_search(index)
+    index.add_argument(
+        "--tune", type=Path, metavar="DEV", help="JSONL of questions to tune BM25's k1 and b on"
+    )
 
     command(
         "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
@@ -124,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         help="read from standard input where none is given",
     )
     _add_system(ask)
+    _add_search(ask)
     ask.add_argument("--json", action="store_true", help="print one JSON object for each question")
 
     predict = command("predict", _predict, "answer a file of questions")
@@ -133,14 +161,113 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="JSONL file of predictions to write"
     )
     _add_system(predict)
+    _add_search(predict)
+
+    tfidf = command("drqa-index", _drqa_index, "index whole articles by TF-IDF, for DrQA")
+    _add_run(tfidf)
+
+    supervise = command(
+        "drqa-supervise", _drqa_supervise, "find paragraphs that DrQA's reader can learn from"
+    )
+    _add_run(supervise)
+    supervise.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
+    supervise.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    supervise.add_argument(
+        "--regex", action="store_true", help="answers are regular expressions (CuratedTREC)"
+    )
+    supervise.add_argument(
+        "--tagger", default="", help="spaCy pipeline that finds names (capital letters do)"
+    )
+
+    command("drqa-train", _drqa_train, "train DrQA's reader of paragraphs", settings=True)
+
+    align = command("align", _align, "rank or choose answers by word alignment, tuned on dev")
+    align.add_argument(
+        "--format",
+        choices=("selqa", "wikiqa", "yahoo", "arc", "science", "evidence"),
+        required=True,
+        help="of the files",
+    )
+    align.add_argument("--dev", nargs="+", type=Path, required=True, help="files to tune on")
+    align.add_argument("--test", nargs="+", type=Path, required=True, help="files to measure on")
+    align.add_argument("--run", type=Path, help="corpus/ and bm25/, to find evidence in")
+    align.add_argument("--vectors", default="", help="GloVe text file (the installed package)")
+    align.add_argument(
+        "--raw-vectors", action="store_true", help="keep the directions that all words share"
+    )
+
+    imported = command("import", _import, "take in BERT, ORQA and REALM as they were released")
+    kinds = ("bert", "corpus", "retriever", "answerer", "realm")
+    imported.add_argument("kind", choices=kinds, help="see docs/fidelity.md")
+    imported.add_argument("source", type=Path, help="folder or checkpoint of the release")
+    imported.add_argument("out", type=Path, help="folder of the encoder (bert), else of the run")
+    imported.add_argument("--encoder", type=Path, help="BERT with the vocabulary of the release")
+    imported.add_argument("--cased", action="store_true", help="the BERT's vocabulary is cased")
+    imported.add_argument(
+        "--hidden-act",
+        choices=("gelu_new", "gelu"),
+        default="gelu_new",
+        help="GELU of a TensorFlow retriever or answerer: by tanh (default) or exact",
+    )
+    imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
 
     evaluate = command("eval", _eval, "score predictions, with confidence intervals")
-    evaluate.add_argument("predictions", type=Path, help="JSONL file that `orqa predict` wrote")
-    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     evaluate.add_argument(
-        "--corpus", type=Path, help="block store, for recall (the one predicted from)"
+        "predictions",
+        type=Path,
+        help="what `orqa predict` wrote, or predictions in the format of NQ-open (JSONL), SQuAD "
+        "(JSON), or DPR's retriever or reader (JSON)",
     )
+    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    evaluate.add_argument(
+        "--details",
+        type=Path,
+        metavar="FILE",
+        help="write what was found out about each question (JSONL), and print every table: what "
+        "went wrong, by kind of question, calibration",
+    )
+    evaluate.add_argument(
+        "--train", type=Path, help="training pairs, for a table by frequency of the answer"
+    )
+    evaluate.add_argument(
+        "--dev",
+        type=Path,
+        nargs=2,
+        metavar=("PREDICTIONS", "REFERENCES"),
+        help="other questions, to calibrate the confidence and choose when to abstain",
+    )
+    evaluate.add_argument(
+        "--wrong-cost",
+        type=float,
+        default=1.0,
+        help="what a wrong answer costs, if a right one earns 1 and none nothing (1)",
+    )
+
+    compare = command(
+        "compare", _compare, "test two systems against each other on one question set"
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="predictions, as for `orqa eval`")
+    compare.add_argument("b", type=Path, metavar="B", help="predictions of the other system")
+    compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(compare)
+    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    copy = command("copy", _copy, "copy a file or folder from or to an object store")
+    copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
+    copy.add_argument("target", help="path or URL; newer files there stay")
+
+    report = command(
+        "report", _report, "one page about runs: tables, plots, questions side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
+    report.add_argument("--out", type=Path, required=True, help="folder of the report")
+    report.add_argument(
+        "--references",
+        type=Path,
+        help="question-answer pairs (those the predictions were made for)",
+    )
     return parser
 
 
@@ -153,19 +280,47 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--corpus", type=Path, help="block store, for recall (the one predicted from)"
+    )
+    parser.add_argument(
+        "--beam", type=int, help="blocks that were read, K (as the predictions say, or 5)"
+    )
+
+
 def _add_system(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system",
-        choices=("orqa", "zero_shot", "bm25"),
+        choices=(
+            *("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid"),
+            "drqa",
+        ),
         default="orqa",
-        help="fine-tuned (default), as it was before fine-tuning, or BM25 with the reader",
+        help="fine-tuned (default); as it was before fine-tuning; BM25 with the reader; both "
+        "retrievers fused; fine-tuned with BM25 as or among the evidence; or DrQA",
+    )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--search",
+        choices=("exact", "bfloat16", "int8", "scann"),
+        default="exact",
+        help="how block vectors are searched: exact (default), the same from fewer bits, or most "
+        "of it much faster by ScaNN; `orqa index` has to have prepared it",
     )
 
 
 def _corpus(options: argparse.Namespace) -> None:
-    from orqa_jax.corpus.build import build_corpus
+    from orqa_jax.corpus.build import append_to_corpus, build_corpus
     from orqa_jax.text.wordpiece import WordPiece
 
+    if options.append:
+        append_to_corpus(options.sources, options.out, workers=options.workers)
+        return
+    if options.encoder is None:
+        raise OrqaError("A new corpus needs --encoder, the folder of the BERT that will read it.")
     build_corpus(
         options.sources,
         options.out,
@@ -173,6 +328,38 @@ def _corpus(options: argparse.Namespace) -> None:
         max_wordpieces=options.max_wordpieces,
         workers=options.workers,
     )
+
+
+def _answers(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.statistics import answer_statistics, format_statistics
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.examples import load_examples
+
+    examples = load_examples(options.questions)
+    found = answer_statistics(BlockStore(options.corpus), [x.answers for x in examples])
+    if options.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        print(format_statistics(found))
+
+
+def _data(options: argparse.Namespace) -> None:
+    from orqa_jax.qa.datasets import load_dataset
+    from orqa_jax.qa.examples import save_examples
+
+    examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
+def _cloze(options: argparse.Namespace) -> None:
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.qa.cloze import cloze_examples
+    from orqa_jax.qa.examples import save_examples
+
+    examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
+    save_examples(options.out, examples)
+    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
 
 
 def _ict(arguments: Sequence[str]) -> None:
@@ -183,17 +370,35 @@ def _ict(arguments: Sequence[str]) -> None:
     pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
 
 
-def _index(options: argparse.Namespace) -> None:
-    from orqa_jax.corpus.store import BlockStore
-    from orqa_jax.index.bm25 import BM25Index
-    from orqa_jax.train.encode import EncodeConfig, encode_corpus
+def _untrained(arguments: Sequence[str]) -> None:
+    from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
 
     _start_jax()
+    places = {"corpus": "corpus", "out": "ict"}
+    save_untrained(_settings(UntrainedConfig, "orqa untrained", arguments, places))
+
+
+def _index(options: argparse.Namespace) -> None:
+    import jax
+
+    from orqa_jax.corpus.store import BlockStore
+    from orqa_jax.index.bm25 import K1, B, BM25Index, tune_bm25
+    from orqa_jax.qa.examples import load_examples
+    from orqa_jax.train.encode import EncodeConfig, encode_corpus
+
+    _start_processes()
     run = options.run
-    BM25Index.build(BlockStore(run / "corpus"), run / "bm25")
-    retriever = str(run / "ict" / "model")
+    store = BlockStore(run / "corpus")
+    if jax.process_index() == 0:
+        k1, b = tune_bm25(store, load_examples(options.tune)) if options.tune else (K1, B)
+        BM25Index.build(store, run / "bm25", k1=k1, b=b)
     encode_corpus(
-        EncodeConfig(corpus=str(run / "corpus"), retriever=retriever, out=str(run / "index"))
+        EncodeConfig(
+            corpus=str(run / "corpus"),
+            retriever=str(run / "ict" / "model"),
+            out=str(run / "index"),
+            search=options.search,
+        )
     )
 
 
@@ -202,6 +407,7 @@ def _finetune(arguments: Sequence[str]) -> None:
 
     _start_processes()
     places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
+    places["bm25"] = "bm25"
     finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
 
 
@@ -255,10 +461,8 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
 
 
 def _ask(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import load_answerer
-
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system)
+    answerer = _load_system(options.run, options.system, options.search)
     color = sys.stdout.isatty()
     questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
@@ -270,24 +474,144 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import check_predictions_path, load_answerer, predict_file
+    from orqa_jax.predict import check_predictions_path, predict_file
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = load_answerer(options.run, system=options.system)
+    answerer = _load_system(options.run, options.system, options.search)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
 
 
+def _drqa_index(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
+    from orqa_jax.corpus.store import BlockStore
+
+    TfIdfIndex.build(BlockStore(options.run / "corpus"), options.run / "tfidf")
+
+
+def _drqa_supervise(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.drqa.distant import supervise_file
+
+    supervise_file(
+        options.run,
+        options.questions,
+        options.out,
+        regex_answers=options.regex,
+        tagger=options.tagger,
+    )
+
+
+def _drqa_train(arguments: Sequence[str]) -> None:
+    from orqa_jax.baselines.drqa.train import DrqaTrainConfig, train_reader
+
+    _start_jax()
+    train_reader(_settings(DrqaTrainConfig, "orqa drqa-train", arguments, {"out": "drqa"}))
+
+
+def _align(options: argparse.Namespace) -> None:
+    from orqa_jax.baselines.alignment.evaluate import compare_files, format_comparison
+
+    found = compare_files(
+        options.format,
+        options.dev,
+        options.test,
+        vectors=options.vectors,
+        remove_common=not options.raw_vectors,
+        run=options.run,
+    )
+    print(format_comparison(found))
+
+
+def _import(options: argparse.Namespace) -> None:
+    from orqa_jax.train import importing
+
+    _start_jax()
+    if options.kind == "bert":
+        importing.import_bert(options.source, options.out, lowercase=not options.cased)
+        return
+    if options.encoder is None:
+        raise OrqaError(f"Give --encoder, the BERT that this {options.kind} was made with.")
+    places = (options.source, options.out, options.encoder)
+    shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+    match options.kind:
+        case "corpus":
+            importing.import_corpus(*places)
+        case "retriever":
+            importing.import_retriever(*places, **shape)
+        case "answerer":
+            importing.import_answerer(*places, **shape)
+        case "realm":
+            importing.import_realm(*places)
+
+
 def _eval(options: argparse.Namespace) -> None:
     from orqa_jax.eval.evaluate import format_table
-    from orqa_jax.predict import evaluate_file
+    from orqa_jax.eval.judge import write_details
+    from orqa_jax.report.files import evaluate_file, judge_file
+    from orqa_jax.report.tables import system_tables
 
-    found = evaluate_file(options.predictions, options.references, corpus=options.corpus).intervals
+    predictions, references, corpus = options.predictions, options.references, options.corpus
+    if not (options.details or options.train or options.dev):
+        found = evaluate_file(predictions, references, corpus=corpus).intervals
+        if options.json:
+            print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+        else:
+            print(format_table({predictions.stem: found}))
+        return
+    judged = judge_file(
+        predictions, references, corpus=corpus, beam=options.beam, train=options.train
+    )
+    dev = judge_file(*options.dev, corpus=corpus, beam=options.beam) if options.dev else None
+    if options.details:
+        write_details(options.details, judged)
+    tables = system_tables(predictions.stem, judged, dev, wrong_cost=options.wrong_cost)
     if options.json:
-        print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+        print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
     else:
-        print(format_table({options.predictions.stem: found}))
+        print("\n".join(table.to_markdown() for table in tables), end="")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from orqa_jax.eval.analysis import compare
+    from orqa_jax.report.files import judge_file
+    from orqa_jax.report.tables import comparison_table
+
+    a, b = (
+        judge_file(path, options.references, corpus=options.corpus, beam=options.beam)
+        for path in (options.a, options.b)
+    )
+    if options.json:
+        found = {name: dataclasses.asdict(value) for name, value in compare(a, b).items()}
+        print(json.dumps(found))
+    else:
+        name_a, name_b = options.a.stem, options.b.stem
+        if name_a == name_b:
+            name_a, name_b = str(options.a), str(options.b)
+        print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
+
+
+def _copy(options: argparse.Namespace) -> None:
+    from orqa_jax.storage import copy
+
+    copy(options.source, options.target)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from orqa_jax.report.page import write_report
+
+    page, text = write_report(options.runs, options.out, references=options.references)
+    print(f"{page}\n{text}")
+
+
+def _load_system(run: Path, system: str, search: Any) -> Any:
+    if system == "drqa":
+        from orqa_jax.baselines.drqa.answer import load_drqa
+
+        return load_drqa(run)
+    from orqa_jax.predict import load_answerer
+
+    return load_answerer(run, system=system, search=search)
 
 
 def _start_jax() -> None:
@@ -329,3 +653,7 @@ def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
 
 def _bold(text: str, color: bool, plain: str = "") -> str:
     return f"\x1b[1;32m{text}\x1b[0m" if color else f"{plain}{text}{plain}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,15 +17,18 @@ from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.eval.evaluate import Evaluation, evaluate, format_table, load_predictions
+from orqa_jax.eval.evaluate import format_table
 from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
+from orqa_jax.index.hybrid import FusedRetriever, HybridIndex
 from orqa_jax.index.manifest import write_json
+from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.report.files import about_path, evaluate_file
 from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import finetune, ict
@@ -33,6 +36,7 @@ from orqa_jax.train.checkpoint import describe_model, load_model
 from orqa_jax.train.inputs import question_inputs
 from orqa_jax.train.mesh import accelerator_mesh
 from orqa_jax.train.retrieve import BeamSizes, reader_inputs
+from orqa_jax.train.sparse import sparse_weight
 from orqa_jax.train.state import Params
 
 # Sequences are padded to a multiple of this, so that few shapes are compiled.
@@ -44,6 +48,8 @@ _BATCH = 32
 _SECONDS_BETWEEN_LOG_LINES = 10
 # The first of the dev questions choose among the weights: one number needs no more.
 _TUNING_QUESTIONS = 200
+ALL_SYSTEMS = ("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid")
+_TRAINED_EVIDENCE = {"trained_bm25": "bm25", "trained_hybrid": "hybrid"}
 # Tried for the BM25 score, whose scale is some twenty times that of the reader's.
 BM25_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -65,6 +71,9 @@ class Candidate:
       block_text: Text of the block.
       retrieval_score: Of the block.
       reader_score: Of the span; the total of both ranks the candidates.
+      probability: Of this span among all spans of all blocks that were read (Lee et al. 2019,
+        section 4): how sure the model is, not yet calibrated. None where a system has no such
+        distribution.
     """
 
     answer: str
@@ -77,6 +86,7 @@ class Candidate:
     block_text: str
     retrieval_score: float
     reader_score: float
+    probability: float | None
 
     @property
     def score(self) -> float:
@@ -115,7 +125,7 @@ class DenseRetriever:
         self,
         model: DualEncoder,
         params: Params,
-        index: ExactIndex,
+        index: Index[np.ndarray],
         tokenizer: WordPiece,
         question_length: int,
     ) -> None:
@@ -125,13 +135,32 @@ class DenseRetriever:
 
     def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """ids [B, k] and scores [B, k], best first."""
+        return self._index.search(self.encode(questions), k)
+
+    def encode(self, questions: Sequence[str]) -> np.ndarray:
+        """question_BP."""
         ids = [encoded.ids for encoded in self._tokenizer.encode(questions)]
         longest = max((len(x) for x in ids), default=0) + 2
         length = min(self._question_length, -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
         rows = _next_power_of_two(len(ids))
         batch = question_inputs(self._tokenizer, ids + [ids[0]] * (rows - len(ids)), length)
         vectors = self._encode({"params": self._params}, batch["token_ids"], batch["mask"])
-        return self._index.search(np.asarray(vectors)[: len(ids)], k)
+        return np.asarray(vectors)[: len(ids)]
+
+
+class HybridRetriever:
+    """Retrieval as it was trained with BM25 in the loop, alone or beside the question tower."""
+
+    def __init__(self, index: HybridIndex, weight: float, dense: DenseRetriever | None) -> None:
+        self._index, self._weight, self._dense = index, weight, dense
+
+    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """ids [B, k] and scores [B, k], best first."""
+        weight_B1 = np.full((len(questions), 1), self._weight, np.float32)
+        parts = [weight_B1] if self._dense is None else [self._dense.encode(questions), weight_B1]
+        query_BX = np.concatenate(parts, axis=1)
+        ids_BK, blocks_BKX = self._index.search(questions, query_BX, k)
+        return ids_BK, np.einsum("bx,bkx->bk", query_BX, blocks_BKX)
 
 
 class Reader:
@@ -205,7 +234,7 @@ class Answerer:
     def __init__(
         self,
         store: BlockStore,
-        retriever: DenseRetriever | BM25Index,
+        retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever,
         reader: Reader,
         *,
         tokenizer: WordPiece,
@@ -264,6 +293,7 @@ class Answerer:
         scores_K = weight * beam.scores_BC[row, : len(logits_KLW)]
         total = (logits_KLW + scores_K[:, None, None]).reshape(-1)
         order = np.argsort(-total, kind="stable")[: int(np.isfinite(total).sum())]
+        log_sum = np.logaddexp.reduce(total[order], dtype=np.float64) if len(order) else 0.0
         chosen: list[Candidate] = []
         seen: set[str] = set()
         encodings: dict[int, Any] = {}
@@ -299,6 +329,7 @@ class Answerer:
                     block_text=text,
                     retrieval_score=float(scores_K[k]),
                     reader_score=float(logits_KLW[k, start, extra]),
+                    probability=float(np.exp(total[flat] - log_sum)),
                 )
             )
             if len(chosen) == count:
@@ -306,23 +337,36 @@ class Answerer:
         return tuple(chosen)
 
 
-def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
+def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:
     """Opens what a run folder holds: ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
 
     Args:
       run: The folder of the run.
       system: "orqa" is the fine-tuned whole; "zero_shot" is what fine-tuning started from, the
         question tower as ICT left it and a reader that has learned nothing; "bm25" retrieves by
-        BM25 and reads with the fine-tuned reader.
+        BM25 and reads with the fine-tuned reader; "hybrid" fuses the ranks of "orqa" and "bm25".
+        "trained_bm25" and "trained_hybrid" are what fine-tuning with that ``evidence`` left in
+        ``finetune_bm25`` and ``finetune_hybrid``.
+      search: How block vectors are searched; see ``orqa_jax.index.dense``.
 
     Raises:
       OrqaError: A part is missing, or parts do not belong together.
     """
+    if system not in ALL_SYSTEMS:
+        known = ", ".join(f'"{name}"' for name in ALL_SYSTEMS)
+        raise OrqaError(f'system is "{system}"; it can be {known}.')
     store = BlockStore(run / "corpus")
-    about, params, tokenizer = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
-    if about["corpus_fingerprint"] != store.fingerprint:
+    evidence = _TRAINED_EVIDENCE.get(system, "dense")
+    folder = run / ("finetune" if evidence == "dense" else f"finetune_{evidence}")
+    about, params, tokenizer = load_model(folder / "model", kind=finetune.MODEL_KIND)
+    if about["config"].get("evidence", "dense") != evidence:
         raise OrqaError(
-            f"The model in {run / 'finetune'} was trained on corpus "
+            f"The model in {folder} was trained with other evidence; train one with "
+            f"`orqa finetune --evidence {evidence} --out {folder}`."
+        )
+    if about["corpus_fingerprint"] not in (store.fingerprint, *store.earlier):
+        raise OrqaError(
+            f"The model in {folder} was trained on corpus "
             f"{about['corpus_fingerprint'][:16]}, but {run / 'corpus'} is "
             f"{store.fingerprint[:16]}; train it again on this corpus."
         )
@@ -334,30 +378,39 @@ def load_answerer(run: Path, *, system: str = "orqa") -> Answerer:
         read=min(about["reader_beam"], len(store)),
         reader_length=about["reader_length"],
         span_width=reader_config.max_span_wordpieces,
+        whole_words=about["whole_word_spans"],
     )
     params = jax.tree.map(jnp.asarray, params)
     reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)
-    retriever: DenseRetriever | BM25Index
+    retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever
     retrieval_weight = 1.0
+    weight = float(sparse_weight(params["sparse"])) if "sparse" in params else 0.0
+    if system not in ("orqa", "zero_shot"):
+        bm25 = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
     if system == "bm25":
-        retriever = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
-        retrieval_weight = read_bm25_weight(run)
-    elif system in ("orqa", "zero_shot"):
-        vectors_NP = open_embeddings(
-            run / "index",
-            corpus_fingerprint=store.fingerprint,
-            weights_fingerprint=about["retriever_fingerprint"],
+        retriever, retrieval_weight = bm25, read_bm25_weight(run)
+    elif system == "trained_bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        retriever = HybridRetriever(HybridIndex(bm25, None, no_vectors_NP), weight, None)
+    else:
+        fingerprints = {
+            "corpus_fingerprint": store.fingerprint,
+            "weights_fingerprint": about["retriever_fingerprint"],
+        }
+        vectors_NP = open_embeddings(run / "index", **fingerprints)
+        index = open_search(
+            run / "index", vectors_NP, search, **fingerprints, mesh=accelerator_mesh()
         )
         model = DualEncoder(retriever_config_from_dict(about["retriever"]))
-        retriever = DenseRetriever(
-            model,
-            params["retriever"],
-            ExactIndex(vectors_NP, mesh=accelerator_mesh()),
-            tokenizer,
-            about["question_length"],
+        retriever = dense = DenseRetriever(
+            model, params["retriever"], index, tokenizer, about["question_length"]
         )
-    else:
-        raise OrqaError(f'system is "{system}"; it can be "orqa", "zero_shot" or "bm25".')
+        if system == "hybrid":
+            retriever = FusedRetriever([dense, bm25], count=len(store))
+            # Reciprocal ranks are thousandths, and no scores to weigh against the reader's.
+            retrieval_weight = 0.0
+        elif system == "trained_hybrid":
+            retriever = HybridRetriever(HybridIndex(bm25, index, vectors_NP), weight, dense)
     return Answerer(
         store, retriever, reader, tokenizer=tokenizer, retrieval_weight=retrieval_weight
     )
@@ -408,11 +461,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    corpus = {
+    made_from = {
+        "questions": str(questions.resolve()),
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
+        "reader_beam": answerer.reader.sizes.read,
     }
-    write_json(about_path(out), about | corpus)
+    write_json(about_path(out), about | made_from)
     partial.replace(out)
 
 
@@ -429,47 +484,6 @@ def _made_by(predictions: Path, about: dict[str, Any]) -> bool:
     path = about_path(predictions)
     said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return said.items() >= about.items()
-
-
-def about_path(predictions: Path) -> Path:
-    """The file beside a predictions file that says where it came from."""
-    return predictions.with_name(predictions.name + ".about.json")
-
-
-def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = None) -> Evaluation:
-    """Scores a predictions file against question-answer pairs.
-
-    Recall of the answer string needs the texts of the blocks: those of ``corpus``, or of the one
-    named beside the predictions. Where there is neither, recall is left out and the log says so.
-
-    Raises:
-      OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
-    """
-    answers = {example.id: example.answers for example in load_examples(references)}
-    made_on = _corpus_of(about_path(predictions))
-    if corpus is None and made_on and made_on[0].exists():
-        corpus = made_on[0]
-    if corpus is None:
-        logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
-        return evaluate(load_predictions(predictions), answers, None)
-    store = BlockStore(corpus)
-    if made_on and made_on[1] != store.fingerprint:
-        raise OrqaError(
-            f"{predictions} was made on corpus {made_on[1][:16]}, but "
-            f"{corpus} is {store.fingerprint[:16]}; name the right one with --corpus."
-        )
-    return evaluate(load_predictions(predictions), answers, store.text)
-
-
-def _corpus_of(about: Path) -> tuple[Path, str] | None:
-    """Folder and fingerprint of the corpus that predictions were made on, if that is known."""
-    if not about.exists():
-        return None
-    try:
-        described = json.loads(about.read_text(encoding="utf-8"))
-        return Path(described["corpus"]), str(described["corpus_fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise OrqaError(f"{about} is broken ({error!r}); predict again.") from error
 
 
 SYSTEMS = {

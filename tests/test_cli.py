@@ -20,6 +20,7 @@ from tiny_world import (
 
 from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.eval.judge import read_details
 from orqa_jax.train.ict import ICTConfig
 
 QUESTION = "Who founded the salt market of Tarnholt in 1226?"
@@ -97,6 +98,37 @@ def test_predict_and_eval(capsys, tmp_path):
     assert row.startswith("| p ")
     mean = 100 * found["f1"]["mean"]
     assert row.split("|")[3].strip().startswith(f"{mean:.1f} [")
+
+
+def test_eval_with_details_and_compare(capsys, tmp_path):
+    test, dev = (
+        write_jsonl(tmp_path / f"{name}.jsonl", part)
+        for name, part in (("test", questions()[:9]), ("dev", questions()[9:]))
+    )
+    made = {}
+    for system, asked in (("orqa", test), ("bm25", test), ("orqa", dev)):
+        made[system, asked] = tmp_path / f"{system}_{asked.stem}.jsonl"
+        arguments = ["predict", "--run", trained_run(), asked, "--out", made[system, asked]]
+        assert run_orqa(capsys, *arguments, "--system", system)[0] == 0
+    details = tmp_path / "details.jsonl"
+    ours, bm25 = made["orqa", test], made["bm25", test]
+    arguments = ["eval", ours, test, "--details", details, "--train", dev]
+    status, printed, _ = run_orqa(capsys, *arguments, "--dev", made["orqa", dev], dev)
+    assert status == 0
+    judged = read_details(details)
+    assert [one.id for one in judged] == [f"q{number}" for number in range(9)]
+    assert all(0 < one.confidence <= 1 for one in judged)
+    titles = [line[4:] for line in printed.splitlines() if line.startswith("### ")]
+    assert titles[:4] == ["Answers", "Retrieval", "What went wrong", "Confidence"]
+    assert "By answer in training: orqa_test" in titles
+
+    status, printed, _ = run_orqa(capsys, "compare", ours, bm25, test, "--json")
+    assert status == 0
+    found = json.loads(printed)["recall@1"]
+    ranks = [one.rank_token == 1 for one in judged]
+    assert found["a"]["mean"] == pytest.approx(sum(ranks) / 9)
+    status, printed, _ = run_orqa(capsys, "compare", ours, bm25, test)
+    assert printed.startswith("### orqa_test against bm25_test")
 
 
 def test_index_again_keeps_what_is_there_and_says_little():

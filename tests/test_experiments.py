@@ -9,6 +9,7 @@ import pytest
 from tiny_world import indexed_run, world
 
 from experiments.configs import quickstart
+from orqa_jax.baselines.drqa.squad import DrqaDecomposeConfig, DrqaSquadConfig
 from orqa_jax.predict import CompareConfig
 from orqa_jax.train.config import load_config_file, make_config
 from orqa_jax.train.encode import EncodeConfig
@@ -26,6 +27,8 @@ ROOT = Path(quickstart.__file__).parent.parent.parent
         ("encode", EncodeConfig),
         ("nq", FinetuneConfig),
         ("evaluate", CompareConfig),
+        ("drqa_squad", DrqaSquadConfig),
+        ("drqa_decompose", DrqaDecomposeConfig),
     ],
 )
 def test_every_config_file_makes_its_settings(name, cls):

@@ -53,7 +53,7 @@ def run_copy(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("system", ["orqa", "zero_shot", "bm25"])
+@pytest.mark.parametrize("system", ["orqa", "zero_shot", "bm25", "hybrid"])
 def test_answers_point_to_their_evidence(answerer, system):
     texts = {document["id"]: document for document in documents()}
     store = world().store
@@ -157,6 +157,17 @@ def test_bm25_retrieves_by_words(answerer):
         assert list(answer.retrieved) == ids_BK[row].tolist()
         np.testing.assert_allclose(answer.retrieval_scores, scores_BK[row], rtol=1e-6)
     assert "Tarnholt" in world().store.text(int(ids_BK[0, 0]))
+
+
+def test_hybrid_fuses_the_ranks_of_both_retrievers(answerer):
+    hybrid = answerer("hybrid").answer(QUESTIONS, retrieve=6)
+    ranked = [answerer(system).read(QUESTIONS, 92).ids_BC for system in ("orqa", "bm25")]
+    for row, answer in enumerate(hybrid):
+        gains = np.zeros(len(world().store))
+        for ids in ranked:
+            gains[ids[row]] += 1 / (61 + np.arange(92))
+        expected = np.argsort(-gains.astype(np.float32), kind="stable")[:6]
+        assert answer.retrieved == tuple(expected.tolist())
 
 
 def test_no_question_and_empty_questions(answerer):

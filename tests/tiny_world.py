@@ -28,7 +28,7 @@ from orqa_jax.models.bert import BertConfig
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
-from orqa_jax.train.metrics import read_metrics
+from orqa_jax.train.metrics import TIMINGS, read_metrics
 
 PLACES = [
     "Brellow",
@@ -329,8 +329,7 @@ def run_and_kill(config: ICTConfig | FinetuneConfig, *, at_step: int) -> None:
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics file, but for the time they took."""
     lines = read_metrics(out / "metrics.jsonl")
-    times = ("seconds_per_step", "input_wait")
-    return [{k: v for k, v in line.items() if k not in times} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in lines]
 
 
 def equal_trees(a: Any, b: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:

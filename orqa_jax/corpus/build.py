@@ -19,15 +19,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from orqa_jax.corpus.pack import MIN_WORDPIECES, Packed, Seconds, pack, timed
-from orqa_jax.corpus.readers import Page, find_files, read_pages, to_document
+from orqa_jax.corpus.readers import Page, SourceFile, find_files, read_pages, to_document
 from orqa_jax.corpus.store import (
     MANIFEST_NAME,
     SCHEMA,
@@ -83,49 +85,29 @@ def build_corpus(
     _check_out(out, sources)
     files = find_files(sources)
 
-    started = time.perf_counter()
-    seconds: Seconds = defaultdict(float)
-    skipped = Counter[str]()
-    documents = 0
     with _partial_folder(out) as partial:
         tokenizer.save(partial / TOKENIZER_NAME)
         writer = _Writer(partial)
-        progress = _Progress(total_bytes=sum(file.bytes for file in files))
-        chunks = _chunks(read_pages(files, skipped), seconds)
-        packed_chunks = _pack_in_order(chunks, tokenizer, max_wordpieces, workers)
-        with progress, contextlib.closing(packed_chunks):
-            for packed, bytes_read in packed_chunks:
-                with timed(seconds, "writing"):
-                    writer.add(packed.batch)
-                skipped["empty"] += packed.empty
-                for stage, spent in packed.seconds.items():
-                    seconds[stage] += spent
-                documents += packed.documents
-                progress.update(documents, writer.text_bytes, bytes_read)
+        built = _write_blocks(writer, files, tokenizer, max_wordpieces, workers)
         if not writer.blocks:
-            raise OrqaError(
-                f"There is no text in {', '.join(map(str, sources))}: "
-                f"{documents + skipped.total()} documents, all empty or no articles."
-            )
-        with timed(seconds, "writing"):
-            shards, fingerprint = writer.finish()
-        elapsed = time.perf_counter() - started
+            raise OrqaError(_no_text(sources, built))
+        shards, fingerprint = writer.finish()
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "fingerprint": fingerprint,
             "tokenizer_fingerprint": tokenizer.fingerprint,
             "max_wordpieces": max_wordpieces,
-            "documents": documents,
-            "skipped": dict(sorted(skipped.items())),
+            "documents": built.documents,
+            "skipped": dict(sorted(built.skipped.items())),
             "blocks": writer.blocks,
             "wordpieces": writer.wordpieces,
             "sources": [str(source) for source in sources],
             "shards": shards,
             "build": {
                 "workers": workers,
-                "seconds": round(elapsed, 2),
+                "seconds": round(built.elapsed, 2),
                 "text_bytes": writer.text_bytes,
-                "cpu_seconds": {stage: round(spent, 2) for stage, spent in seconds.items()},
+                "cpu_seconds": {stage: round(s, 2) for stage, s in built.seconds.items()},
             },
         }
         (partial / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
@@ -133,16 +115,141 @@ def build_corpus(
             os.rename(partial, out)
         except OSError as error:
             raise OrqaError(f"{out} cannot be made ({error.strerror}).") from error
+    _log_built(out, writer, built)
+    return BlockStore(out)
+
+
+def append_to_corpus(
+    sources: Sequence[str | os.PathLike[str]],
+    folder: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+) -> BlockStore:
+    """Adds documents to a finished corpus: new blocks follow the ones that are there.
+
+    The result, fingerprint included, is that of building from all documents at once. What was made
+    from the corpus before is known to belong to its first blocks (`BlockStore.earlier`). The store
+    takes the new blocks in at once, when its manifest is replaced; until then it stays as it was.
+
+    Args:
+        sources: files and folders of new documents; see `readers.read_documents`.
+        folder: of the store.
+        workers: see `build_corpus`.
+
+    Raises:
+        OrqaError: a source cannot be read, holds no text, or has a document with an id that is in
+            the corpus already.
+    """
+    folder = Path(folder).absolute()
+    workers = workers or os.cpu_count() or 1
+    files = find_files(sources)
+    with _partial_folder(folder) as partial:
+        store = BlockStore(folder)
+        tokenizer = WordPiece.load(store.tokenizer_folder)
+        writer = _Writer(partial, first_shard=len(store.shards))
+        for shard in store.shards:
+            writer.hash(shard.batch)
+        built = _write_blocks(writer, files, tokenizer, store.max_wordpieces, workers)
+        if not writer.blocks:
+            raise OrqaError(_no_text(sources, built))
+        shards, fingerprint = writer.finish()
+        _check_new(store, [partial / entry["file"] for entry in shards])
+        old = store.manifest
+        skipped = Counter[str](old["skipped"])
+        skipped.update(built.skipped)
+        manifest = old | {
+            "fingerprint": fingerprint,
+            "documents": old["documents"] + built.documents,
+            "skipped": dict(sorted(skipped.items())),
+            "blocks": old["blocks"] + writer.blocks,
+            "wordpieces": old["wordpieces"] + writer.wordpieces,
+            "sources": [*old["sources"], *map(str, sources)],
+            "shards": old["shards"] + shards,
+            "earlier": [
+                *old.get("earlier", []),
+                {"fingerprint": store.fingerprint, "blocks": len(store)},
+            ],
+        }
+        # A shard that no manifest names yet does no harm, should this be interrupted.
+        for entry in shards:
+            os.replace(partial / entry["file"], folder / entry["file"])
+        written = partial / MANIFEST_NAME
+        written.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+        os.replace(written, folder / MANIFEST_NAME)
+        partial.rmdir()
+    _log_built(folder, writer, built)
+    return BlockStore(folder)
+
+
+@dataclass
+class _Built:
+    """What became of the documents, and the time that it took."""
+
+    documents: int
+    skipped: Counter[str]
+    seconds: Seconds
+    elapsed: float
+
+
+def _write_blocks(
+    writer: _Writer,
+    files: Sequence[SourceFile],
+    tokenizer: WordPiece,
+    max_wordpieces: int,
+    workers: int,
+) -> _Built:
+    started = time.perf_counter()
+    seconds: Seconds = defaultdict(float)
+    skipped = Counter[str]()
+    documents = 0
+    progress = _Progress(total_bytes=sum(file.bytes for file in files))
+    chunks = _chunks(read_pages(files, skipped), seconds)
+    packed_chunks = _pack_in_order(chunks, tokenizer, max_wordpieces, workers)
+    with progress, contextlib.closing(packed_chunks):
+        for packed, bytes_read in packed_chunks:
+            with timed(seconds, "writing"):
+                writer.add(packed.batch)
+            skipped["empty"] += packed.empty
+            for stage, spent in packed.seconds.items():
+                seconds[stage] += spent
+            documents += packed.documents
+            progress.update(documents, writer.text_bytes, bytes_read)
+    return _Built(documents, skipped, seconds, time.perf_counter() - started)
+
+
+def _no_text(sources: Sequence[str | os.PathLike[str]], built: _Built) -> str:
+    return (
+        f"There is no text in {', '.join(map(str, sources))}: "
+        f"{built.documents + built.skipped.total()} documents, all empty or no articles."
+    )
+
+
+def _log_built(out: Path, writer: _Writer, built: _Built) -> None:
     logger.info(
         "%s: %s blocks of %s documents in %.0f s, %.1f MB of text a second; skipped: %s.",
         out,
         f"{writer.blocks:,}",
-        f"{documents:,}",
-        elapsed,
-        writer.text_bytes / 1e6 / elapsed,
-        ", ".join(f"{count:,} {reason}" for reason, count in skipped.items() if count) or "none",
+        f"{built.documents:,}",
+        built.elapsed,
+        writer.text_bytes / 1e6 / built.elapsed,
+        ", ".join(f"{count:,} {reason}" for reason, count in built.skipped.items() if count)
+        or "none",
     )
-    return BlockStore(out)
+
+
+def _check_new(store: BlockStore, files: Sequence[Path]) -> None:
+    """Raises `OrqaError` for a document that is in the store already."""
+    for file in files:
+        with pa.memory_map(str(file)) as source:
+            new = pc.unique(pa.ipc.open_file(source).get_batch(0).column("document_id"))
+        for shard in store.shards:
+            known = pc.is_in(new, value_set=shard.batch.column("document_id"))
+            if pc.any(known).as_py():
+                identifier = new[pc.index(known, True).as_py()].as_py()
+                raise OrqaError(
+                    f"The document {identifier} is in {store.folder} already; leave it out, or "
+                    "give a new document an id of its own."
+                )
 
 
 def _check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
@@ -277,11 +384,12 @@ def _pack_pages(pages: list[Page], tokenizer: WordPiece, max_wordpieces: int) ->
 class _Writer:
     """Writes shards of about `_SHARD_BYTES`, and hashes what it writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, first_shard: int = 0) -> None:
         self.blocks = 0
         self.wordpieces = 0
         self.text_bytes = 0
         self._folder = folder
+        self._first_shard = first_shard
         self._batches: list[pa.RecordBatch] = []
         self._shards: list[dict[str, Any]] = []
         self._hashes: list[Any] = []
@@ -293,12 +401,16 @@ class _Writer:
         self.blocks += batch.num_rows
         self.wordpieces += len(batch.column("token_ids").values)
         self.text_bytes += batch.column("text").buffers()[2].size
+        self.hash(batch)
+        if sum(waiting.nbytes for waiting in self._batches) >= _SHARD_BYTES:
+            self._write_shard()
+
+    def hash(self, batch: pa.RecordBatch) -> None:
+        """Takes blocks into the fingerprint that are written, or were before."""
         content = list(_content(batch))
         self._hashes = self._hashes or [hashlib.sha256() for _ in content]
         for content_hash, part in zip(self._hashes, content, strict=True):
             content_hash.update(part)
-        if sum(waiting.nbytes for waiting in self._batches) >= _SHARD_BYTES:
-            self._write_shard()
 
     def finish(self) -> tuple[list[dict[str, Any]], str]:
         """Writes the last shard; returns the manifest's list of shards and the fingerprint."""
@@ -308,7 +420,8 @@ class _Writer:
         return self._shards, hashlib.sha256(digests).hexdigest()
 
     def _write_shard(self) -> None:
-        path = self._folder / f"blocks-{len(self._shards):05}.arrow"
+        number = self._first_shard + len(self._shards)
+        path = self._folder / f"blocks-{number:05}.arrow"
         try:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as file:
                 batch = pa.concat_batches(self._batches)

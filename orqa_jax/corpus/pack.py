@@ -7,6 +7,7 @@ counts everything the block encoder sees, ``[CLS] title [SEP] block [SEP]``.
 from __future__ import annotations
 
 import time
+import unicodedata
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,12 @@ import pyarrow as pa
 from orqa_jax.corpus.readers import Document
 from orqa_jax.corpus.store import SCHEMA
 from orqa_jax.text.sentences import split_sentences
-from orqa_jax.text.wordpiece import Encoded, WordPiece
+from orqa_jax.text.wordpiece import WordPiece
 
 MIN_WORDPIECES = 16
 """Smallest limit that leaves a title and a block some room."""
 
 _SPECIAL_TOKENS = 3
-# An encoding in the Rust library takes some 200 bytes a wordpiece, so a long document goes through
-# it in parts.
-_SEGMENT_CHARACTERS = 200_000
-
 
 Seconds: TypeAlias = defaultdict[str, float]
 Spans: TypeAlias = list[tuple[int, int]]
@@ -101,23 +98,25 @@ def pack(
     """
     texts = [document.text for document in documents]
     with timed(seconds, "sentences"):
-        sentences = [split_sentences(text) for text in texts]
+        units = [_units(text, split_sentences(text)) for text in texts]
     with timed(seconds, "tokenizer"):
         titles = tokenizer.encode([document.title for document in documents])
-        encoded = _encode(tokenizer, texts, sentences)
+        token_ids, counts = tokenizer.encode_ids(
+            [text[a:b] for text, spans in zip(texts, units, strict=True) for a, b in spans]
+        )
     with timed(seconds, "packing"):
         title_ids = [title.ids[: title_limit(max_wordpieces)] for title in titles]
         rooms = [max_wordpieces - _SPECIAL_TOKENS - len(ids) for ids in title_ids]
-        pieces = _cut(texts, sentences, encoded, tokenizer.continues_word, rooms)
-        batch = _blocks(documents, title_ids, encoded, pieces, rooms)
-    empty = sum(len(text.ids) == 0 for text in encoded)
+        pieces = _pieces(texts, units, counts.tolist(), rooms, tokenizer)
+        batch = _blocks(documents, title_ids, token_ids, pieces, rooms)
+    empty = len(documents) - len(set(pieces.documents))
     return Packed(batch, documents=len(documents) - empty, empty=empty, seconds=seconds)
 
 
 def _blocks(
     documents: Sequence[Document],
     title_ids: Sequence[Wordpieces],
-    encoded: Sequence[Encoded],
+    token_ids: Wordpieces,
     pieces: _Pieces,
     rooms: Sequence[int],
 ) -> pa.RecordBatch:
@@ -146,7 +145,7 @@ def _blocks(
         ),
         _list_column([title_ids[d] for d in owners], [len(title_ids[d]) for d in owners]),
         # The blocks share out the wordpieces of all documents, so these need no cutting.
-        _list_column([text.ids for text in encoded], np.diff(token_bounds)),
+        _list_column([token_ids], np.diff(token_bounds)),
         _list_column([sentence_starts], piece_counts),
         pa.array([documents[d].id for d in owners], pa.string()),
         pa.array(starts, pa.int64()),
@@ -163,101 +162,79 @@ def _list_column(
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
 
 
-def _encode(
-    tokenizer: WordPiece, texts: Sequence[str], sentences: Sequence[Spans]
-) -> list[Encoded]:
-    """`tokenizer.encode`, in memory that does not depend on the longest text."""
-    starts_of_text = [
-        _segment_starts(text, spans) for text, spans in zip(texts, sentences, strict=True)
-    ]
-    segments = [
-        text[begin:end]
-        for text, starts in zip(texts, starts_of_text, strict=True)
-        for begin, end in zip(starts, [*starts[1:], len(text)], strict=True)
-    ]
-    encoded = iter(tokenizer.encode(segments))
-    return [_join([(start, next(encoded)) for start in starts]) for starts in starts_of_text]
+def _units(text: str, spans: Spans) -> Spans:
+    """Joins each sentence that may begin within a word to the one before it.
+
+    What is left can be encoded one by one, and gives the wordpieces of the whole text.
+    """
+    units: Spans = []
+    for start, end in spans:
+        if units and not _ends_word(text[start - 1]):
+            units[-1] = (units[-1][0], end)
+        else:
+            units.append((start, end))
+    return units
 
 
-def _segment_starts(text: str, spans: Spans) -> list[int]:
-    """Where to cut a long text: at sentences after white space, which no wordpiece spans."""
-    starts = [0]
-    if len(text) > _SEGMENT_CHARACTERS:
-        for start, _ in spans:
-            if start - starts[-1] >= _SEGMENT_CHARACTERS and text[start - 1].isspace():
-                starts.append(start)
-    return starts
+def _ends_word(character: str) -> bool:
+    """Whether no word of a BERT tokenizer reaches beyond this white space or punctuation."""
+    # The tokenizer drops control characters, some of which Python takes for white space.
+    return character in "\t\n\r" or unicodedata.category(character)[0] in "ZP"
 
 
-def _join(parts: Sequence[tuple[int, Encoded]]) -> Encoded:
-    if len(parts) == 1:
-        return parts[0][1]
-    return Encoded(
-        ids=np.concatenate([part.ids for _, part in parts]),
-        starts=np.concatenate([part.starts + np.int32(start) for start, part in parts]),
-        ends=np.concatenate([part.ends + np.int32(start) for start, part in parts]),
-    )
-
-
-def _cut(
+def _pieces(
     texts: Sequence[str],
-    sentences: Sequence[Spans],
-    encoded: Sequence[Encoded],
-    continues_word: npt.NDArray[np.bool_],
+    units: Sequence[Spans],
+    counts: Sequence[int],
     rooms: Sequence[int],
+    tokenizer: WordPiece,
 ) -> _Pieces:
-    """Finds the wordpieces of every sentence, and splits those longer than their `rooms`."""
-    # All documents are laid end to end: numpy costs as much for a short one as for a thousand.
-    offsets = np.cumsum([0, *map(len, texts)])
-    token_counts = np.array([len(text.ids) for text in encoded], np.int64)
-    token_offsets = np.repeat(offsets[:-1], token_counts)
-    ids = _end_to_end([text.ids for text in encoded])
-    token_starts = _end_to_end([text.starts for text in encoded]) + token_offsets
-    token_ends = _end_to_end([text.ends for text in encoded]) + token_offsets
-    spans = np.array([span for text in sentences for span in text], np.int64).reshape(-1, 2)
-    sentence_counts = np.array([len(text) for text in sentences], np.int64)
-    owners = np.repeat(np.arange(len(texts)), sentence_counts)
+    """Gives every unit its place among the wordpieces, and splits those longer than their `rooms`.
 
-    # Two neighbours of which one ends before the other starts come from different characters.
-    character_start = np.ones(len(ids), np.bool_)
-    character_start[1:] = token_ends[:-1] <= token_starts[1:]
-    word_start = character_start & ~continues_word[ids]
-
-    # A sentence that begins within a word, or has no wordpiece, belongs to the one before it:
-    # encoding a block again must give the same wordpieces.
-    first = np.searchsorted(token_starts, spans[:, 0] + offsets[owners])
-    begins = np.flatnonzero(first < np.cumsum(token_counts)[owners])
-    begins = begins[word_start[first[begins]]]
-    begins = begins[np.diff(first[begins], prepend=-1) > 0]
-    owners_of_pieces = owners[begins]
-    last_of_document = np.cumsum(sentence_counts)[owners_of_pieces] - 1
-    lasts = np.minimum(np.append(begins[1:], len(spans)) - 1, last_of_document)
-    bounds = np.append(first[begins], len(ids))
-    pieces = _Pieces(
-        bounds=bounds.tolist(),
-        starts=spans[begins, 0].tolist(),
-        ends=spans[lasts, 1].tolist(),
-        documents=owners_of_pieces.tolist(),
-    )
-    long = np.flatnonzero(np.diff(bounds) > np.array(rooms, np.int64)[owners_of_pieces])
-    # Backwards, so that the numbers of pieces yet to be split stay true.
-    for piece in long[::-1].tolist():
-        document = pieces.documents[piece]
-        cuts = _cuts_within(
-            pieces.bounds[piece], pieces.bounds[piece + 1], word_start, character_start,
-            rooms[document],
-        )  # fmt: skip
-        starts = (token_starts[cuts] - offsets[document]).tolist()
-        # Up to the next part, for what lies between may have no wordpiece.
-        ends = [
-            start + len(texts[document][start:after].rstrip())
-            for start, after in pairwise([pieces.starts[piece], *starts])
-        ]
-        pieces.bounds[piece + 1 : piece + 1] = cuts
-        pieces.starts[piece + 1 : piece + 1] = starts
-        pieces.ends[piece:piece] = ends
-        pieces.documents[piece:piece] = [document] * len(cuts)
+    Args:
+        counts: wordpieces of each unit, of all texts one after the other.
+    """  # fmt: skip
+    pieces = _Pieces([0], [], [], [])
+    numbered = iter(counts)
+    for document, (text, spans) in enumerate(zip(texts, units, strict=True)):
+        waiting: int | None = None  # start of what has no wordpiece and joins what follows
+        for start, end in spans:
+            count = next(numbered)
+            if not count:
+                if waiting is None:
+                    waiting = start
+                continue
+            begin = start if waiting is None else waiting
+            waiting = None
+            bound = pieces.bounds[-1]
+            if count > rooms[document]:
+                cuts, characters = _split(text[start:end], rooms[document], tokenizer)
+                starts = [start + character for character in characters]
+                # Up to the next part, for what lies between may have no wordpiece.
+                ends = [
+                    first + len(text[first:after].rstrip())
+                    for first, after in pairwise([begin, *starts])
+                ]
+            else:
+                cuts, starts, ends = [], [], []
+            pieces.bounds.extend([*(bound + cut for cut in cuts), bound + count])
+            pieces.starts.extend([begin, *starts])
+            pieces.ends.extend([*ends, end])
+            pieces.documents.extend([document] * (len(cuts) + 1))
+        if waiting is not None and pieces.documents and pieces.documents[-1] == document:
+            pieces.ends[-1] = spans[-1][1]
     return pieces
+
+
+def _split(text: str, room: int, tokenizer: WordPiece) -> tuple[list[int], list[int]]:
+    """Wordpieces and characters at which to cut a text into parts of at most `room` wordpieces."""
+    encoded = tokenizer.encode([text])[0]
+    # Two neighbours of which one ends before the other starts come from different characters.
+    character_start = np.ones(len(encoded.ids), np.bool_)
+    character_start[1:] = encoded.ends[:-1] <= encoded.starts[1:]
+    word_start = character_start & ~tokenizer.continues_word[encoded.ids]
+    cuts = _cuts_within(0, len(encoded.ids), word_start, character_start, room)
+    return cuts, encoded.starts[cuts].tolist()
 
 
 def _cuts_within(
@@ -280,7 +257,3 @@ def _cuts_within(
         begin += 1 + int(fitting[-1]) if len(fitting) else room
         cuts.append(begin)
     return cuts
-
-
-def _end_to_end(arrays: Sequence[Wordpieces]) -> Wordpieces:
-    return np.concatenate([np.zeros(0, np.int32), *arrays])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orqa_jax.corpus.store import BlockStore
+from orqa_jax.corpus.store import BlockStore, Shard
 
 
 def answer_postings(
@@ -25,9 +25,18 @@ def answer_postings(
       answers: For each question the wordpiece ids of each of its answers; empty ones never match.
       continues_word: bool [V], True for wordpieces that continue a word.
     """
+    return shard_postings(store.shards, answers, continues_word)
+
+
+def shard_postings(
+    shards: Sequence[Shard],
+    answers: Sequence[Sequence[np.ndarray]],
+    continues_word: np.ndarray,
+) -> list[np.ndarray]:
+    """`answer_postings` of some shards alone; of all of them together it is the union."""
     vocabulary_size = len(continues_word)
     counts = np.zeros(vocabulary_size, np.int64)
-    for shard in store.shards:
+    for shard in shards:
         counts += np.bincount(shard.token_values, minlength=vocabulary_size)
 
     # anchor wordpiece -> {(answer ids, place of the anchor)} and who asked for it
@@ -42,7 +51,7 @@ def answer_postings(
     found: list[list[np.ndarray]] = [[] for _ in answers]
     is_anchor = np.zeros(vocabulary_size, bool)
     is_anchor[list(wanted)] = True
-    for shard in store.shards:
+    for shard in shards:
         tokens, offsets = shard.token_values, shard.token_offsets
         positions = np.flatnonzero(is_anchor[tokens])
         anchors = tokens[positions]

@@ -163,13 +163,19 @@ def read_pages(files: Sequence[SourceFile], skipped: Counter[str]) -> Iterator[t
     for source, files_of_source in itertools.groupby(files, key=lambda file: file.source):
         pages = 0
         for file in files_of_source:
-            with file.path.open("rb") as raw, _decompress(raw) as stream:
-                for page in _explain_damage(file, _READERS[file.kind](file, stream, skipped)):
-                    pages += 1
-                    yield page, bytes_before + raw.tell()
+            for page, bytes_read in read_file(file, skipped):
+                pages += 1
+                yield page, bytes_before + bytes_read
             bytes_before += file.bytes
         if not pages:
             raise OrqaError(f"{source} holds no documents; remove it from the sources.")
+
+
+def read_file(file: SourceFile, skipped: Counter[str]) -> Iterator[tuple[Page, int]]:
+    """`read_pages` of one file, which may hold no documents."""
+    with file.path.open("rb") as raw, _decompress(raw) as stream:
+        for page in _explain_damage(file, _READERS[file.kind](file, stream, skipped)):
+            yield page, raw.tell()
 
 
 def to_document(page: Page) -> Document:

@@ -96,6 +96,8 @@ class BlockStore:
         tokenizer_fingerprint: fingerprint of the `WordPiece` that made the wordpieces.
         tokenizer_folder: folder for `WordPiece.load`.
         max_wordpieces: limit on ``[CLS] title [SEP] block [SEP]``.
+        earlier: for each fingerprint that the store had before it grew, the number of blocks then;
+            they are still its first ones.
         shards: the files, in block order.
     """
 
@@ -111,6 +113,9 @@ class BlockStore:
         self.tokenizer_fingerprint: str = self.manifest["tokenizer_fingerprint"]
         self.tokenizer_folder = self.folder / TOKENIZER_NAME
         self.max_wordpieces: int = self.manifest["max_wordpieces"]
+        self.earlier: dict[str, int] = {
+            state["fingerprint"]: state["blocks"] for state in self.manifest.get("earlier", [])
+        }
         self.shards: list[Shard] = []
         self._length = 0
         for entry in self.manifest["shards"]:

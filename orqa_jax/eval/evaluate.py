@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval
-from orqa_jax.eval.scores import exact_match, token_f1
-from orqa_jax.text.jsonl import read_jsonl, record_id
-from orqa_jax.text.match import texts_with_answer
+from orqa_jax.eval.judge import Evidence, Judgement, judge
 
-_NAMED_IN_ERRORS = 3
+RECALL_AT = (1, 5, 20, 100)
 
 
 @dataclass(frozen=True)
@@ -34,31 +29,21 @@ class Evaluation:
     intervals: dict[str, Interval]
 
 
-def load_predictions(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads predictions, one JSON object a line.
+@dataclass(frozen=True)
+class Reference:
+    """The least that has to be known of a question to score its prediction."""
 
-    Keys: `id`, `answer` (string), optional `retrieved` (block numbers, best first); other keys are
-    kept and ignored.
-
-    Raises:
-        OrqaError: a defect, named by file and line.
-    """
-    predictions = []
-    for where, record in read_jsonl(path):
-        if not isinstance(record.get("answer"), str):
-            raise OrqaError(f"{where} needs an 'answer' that is a string (it may be empty).")
-        blocks = record.get("retrieved", [])
-        if not isinstance(blocks, list) or not all(type(b) is int and b >= 0 for b in blocks):
-            raise OrqaError(f"{where} needs a 'retrieved' that is a list of block numbers.")
-        predictions.append({**record, "id": record_id(where, record)})
-    return predictions
+    id: str
+    answers: tuple[str, ...]
+    question: str = ""
+    match: Literal["string", "regex"] = "string"
 
 
 def evaluate(
     predictions: Sequence[Mapping[str, Any]],
     references: Mapping[str, Sequence[str]],
     block_texts: Callable[[int], str] | None = None,
-    recall_at: Sequence[int] = (1, 5, 20, 100),
+    recall_at: Sequence[int] = RECALL_AT,
 ) -> Evaluation:
     """Scores predictions against the reference answers of the same questions.
 
@@ -70,83 +55,74 @@ def evaluate(
             has, if fewer) holds an answer by `has_answer` in mode "token".
 
     Raises:
-        OrqaError: no references; a question without a prediction, a prediction without a question
-            or two for one question; a prediction without `retrieved`, or a block that
-            `block_texts` does not have, where recall is asked for.
+        OrqaError: see `judge`.
     """
-    if not references:
-        raise OrqaError("There are no reference questions to evaluate on.")
-    by_id = {prediction["id"]: prediction for prediction in predictions}
-    counts = Counter(prediction["id"] for prediction in predictions)
-    _refuse("predicted more than once", [i for i, count in counts.items() if count > 1])
-    _refuse("without a prediction", [i for i in references if i not in by_id])
-    _refuse("predicted but not in the references", [i for i in by_id if i not in references])
-
-    pairs = [(by_id[i], answers) for i, answers in references.items()]
-    scores: dict[str, Iterable[float]] = {
-        "exact_match": (exact_match(p["answer"], answers) for p, answers in pairs),
-        "f1": (token_f1(p["answer"], answers) for p, answers in pairs),
-    }
-    if block_texts is not None:
-        _refuse(
-            "predicted without 'retrieved' blocks",
-            [i for i in by_id if "retrieved" not in by_id[i]],
-        )
-        depth = max(recall_at)
-        ranks = [_rank_of_answer(p, answers, block_texts, depth) for p, answers in pairs]
-        scores |= {f"recall@{k}": [rank < k for rank in ranks] for k in recall_at}
-    per_question = {
-        name: np.fromiter(values, dtype=np.float64, count=len(pairs))
-        for name, values in scores.items()
-    }
-    intervals = {name: bootstrap_interval(values) for name, values in per_question.items()}
-    return Evaluation(per_question, intervals)
+    evidence = Evidence(block_texts) if block_texts else None
+    wanted = [Reference(i, tuple(answers)) for i, answers in references.items()]
+    return summarize(judge(predictions, wanted, evidence, depth=max(recall_at)), recall_at)
 
 
-def format_table(rows: Mapping[str, Mapping[str, Interval]]) -> str:
+def summarize(judged: Sequence[Judgement], recall_at: Sequence[int] = RECALL_AT) -> Evaluation:
+    """The main metrics of what was judged, with their intervals."""
+    names = ["exact_match", "f1"]
+    if judged[0].retrieved is not None:
+        names += [f"recall@{k}" for k in recall_at]
+    per_question = {name: metric(judged, name) for name in names}
+    return Evaluation(per_question, {n: bootstrap_interval(v) for n, v in per_question.items()})
+
+
+def metric(judged: Sequence[Judgement], name: str) -> npt.NDArray[np.float64]:
+    """One metric of each question, float64 [questions] from 0 to 1.
+
+    Args:
+        name: "exact_match", "f1", "oracle_exact", "oracle_f1"; "recall@k", "substring_recall@k" or
+            "gold_recall@k" for a number k; or "mrr", the reciprocal rank of the first block that
+            holds an answer by tokens (0 without one).
+
+    Raises:
+        KeyError: there is no metric of that name.
+        ValueError: it needs blocks, and they were not at hand.
+    """
+    kind, _, k = name.partition("@")
+    fields = {"recall": "rank_token", "substring_recall": "rank_substring"}
+    fields |= {"gold_recall": "rank_gold", "mrr": "rank_token"}
+    fields |= {n: n for n in ("exact_match", "f1", "oracle_exact", "oracle_f1")}
+    found = [getattr(one, fields[kind]) for one in judged]
+    needs_blocks = kind not in ("exact_match", "f1")
+    if needs_blocks and any(one.retrieved is None for one in judged):
+        raise ValueError(f"{name} needs the texts of the blocks")
+    if kind == "mrr":
+        return np.array([0.0 if rank is None else 1.0 / rank for rank in found])
+    if k:
+        return np.array([rank is not None and rank <= int(k) for rank in found], np.float64)
+    return np.array(found, np.float64)
+
+
+def format_table(
+    rows: Mapping[str, Mapping[str, Interval]], *, corner: str = "system", decimals: int = 1
+) -> str:
     """A Markdown table of systems by metrics, in percent: "43.2 [38.1, 48.0]"."""
     metrics = list(dict.fromkeys(name for intervals in rows.values() for name in intervals))
-    cells = [["system", *metrics]]
+    cells = [[corner, *metrics]]
     for system, intervals in rows.items():
-        cells.append([system, *(_percent(intervals.get(name)) for name in metrics)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
+        cells.append([system, *(percent(intervals.get(name), decimals) for name in metrics)])
+    return format_cells(cells)
+
+
+def format_cells(cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of which the first row is the head."""
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
-        for row in cells
+        for row in rows
     )
 
 
-def _percent(interval: Interval | None) -> str:
+def percent(interval: Interval | None, decimals: int = 1) -> str:
+    """An interval in percent, a dash for none."""
     if interval is None:
         return "–"
-    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
-def _refuse(defect: str, ids: Collection[str]) -> None:
-    if ids:
-        named = ", ".join(repr(i) for i in list(ids)[:_NAMED_IN_ERRORS])
-        more = ", ..." if len(ids) > _NAMED_IN_ERRORS else ""
-        raise OrqaError(
-            f"{len(ids)} question id(s) {defect}: {named}{more}; "
-            "predictions and references must hold the same questions, once each."
-        )
-
-
-def _rank_of_answer(
-    prediction: Mapping[str, Any],
-    answers: Sequence[str],
-    block_texts: Callable[[int], str],
-    depth: int,
-) -> float:
-    """Rank, from 0, of the first retrieved block that holds an answer; infinite if none does."""
-    blocks = prediction["retrieved"][:depth]
-    try:
-        texts = [block_texts(block) for block in blocks]
-    except IndexError as error:
-        raise OrqaError(
-            f"The prediction for question {prediction['id']!r} retrieves a block that the corpus "
-            f"does not have ({error}); evaluate with the corpus that was searched."
-        ) from error
-    hits = np.flatnonzero(texts_with_answer(texts, answers))
-    return float(hits[0]) if len(hits) else np.inf
+    numbers = (f"{100 * x:.{decimals}f}" for x in (interval.mean, interval.low, interval.high))
+    return "{} [{}, {}]".format(*numbers)

@@ -1,19 +1,24 @@
 """BM25 (Robertson et al. 1994) over the titles and texts of the blocks, by the library bm25s.
 
 Words are treated as Lucene's English analyzer does, the usual baseline of open-retrieval QA: lower
-case, 33 stop words dropped, Snowball stems. Accents are dropped too, as the encoders do.
+case, 33 stop words dropped, Snowball stems. Accents are dropped too, as the encoders do. Scripts
+that are written without spaces are cut into overlapping pairs of characters, as Lucene's analyzer
+for Chinese, Japanese and Korean does.
 """
 
 import functools
+import itertools
 import logging
-import re
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import bm25s
 import numpy as np
+import numpy.typing as npt
+import regex
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 from tqdm import tqdm
@@ -22,12 +27,24 @@ from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import NAME, read_manifest, write_json
 from orqa_jax.index.protocol import Found, clip_k, top_k
+from orqa_jax.qa.examples import Example
+from orqa_jax.text.match import texts_with_answer
 
 log = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG when imported
 
-SCHEMA = 1
-_WORD = re.compile(r"\w+")
+SCHEMA = 2
+# Lucene's defaults suit long documents; these are customary for passages.
+K1, B = 0.9, 0.4
+TUNED_K1 = (0.5, 0.7, 0.9, 1.2, 1.6, 2.0)
+TUNED_B = (0.2, 0.3, 0.4, 0.5, 0.6, 0.75)
+TUNED_RANKS = (1, 5, 20, 100)
+
+_PAIRED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_WORD = regex.compile(rf"[{_PAIRED}ー]+|(?:(?![{_PAIRED}])[\p{{L}}\p{{N}}\p{{M}}_])+")
+_IS_PAIRED = regex.compile(rf"[{_PAIRED}]")
+# Elsewhere a mark is a letter of its own: a vowel in Indic scripts, a voiced consonant in kana.
+_ACCENT = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}]\p{Mn}*)\p{Mn}")
 _STOP_WORDS = frozenset(STOPWORDS_EN)
 _STEMMER = Stemmer.Stemmer("english")
 
@@ -42,33 +59,22 @@ class BM25Index:
         return int(self._scorer.scores["num_docs"])
 
     @classmethod
-    def build(
-        cls, store: BlockStore, folder: Path, *, k1: float = 0.9, b: float = 0.4
-    ) -> "BM25Index":
+    def of_texts(cls, texts: Iterable[str], *, k1: float = K1, b: float = B) -> "BM25Index":
+        """An index in memory; text i has the id i. For `k1` and `b` see `build`."""
+        return cls(count_words(texts).scorer(k1, b))
+
+    @classmethod
+    def build(cls, store: BlockStore, folder: Path, *, k1: float = K1, b: float = B) -> "BM25Index":
         """Indexes all blocks and saves the index in `folder`, in place of any that is there.
 
         Args:
           store: the blocks.
           folder: holds the whole index, or what it held before.
-          k1: how slowly repeated words saturate; 0.9 is customary for passages.
+          k1: how slowly repeated words saturate.
           b: how much long blocks are discounted, from 0 to 1.
         """
-        # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
-        vocabulary = {"": 0}
-        ids = [
-            [vocabulary.setdefault(term, len(vocabulary)) for term in terms(title_and_text)]
-            for title_and_text in tqdm(
-                (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store))),
-                total=len(store),
-                desc="BM25",
-                unit=" blocks",
-                disable=None,
-            )
-        ]
-        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
-        with np.errstate(invalid="ignore"):  # without any word the mean length is 0
-            scorer.index((ids, vocabulary), show_progress=False)
-
+        words = count_words(block_texts(store))
+        scorer = words.scorer(k1, b)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         scorer.save(partial, show_progress=False)
@@ -82,7 +88,7 @@ class BM25Index:
         write_json(partial / NAME, manifest)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        log.info("%s: %d blocks, %d different words", folder, len(store), len(vocabulary) - 1)
+        log.info("%s: %d blocks, %d different words", folder, len(store), len(words.vocabulary) - 1)
         return cls.open(folder, corpus_fingerprint=store.fingerprint)
 
     @classmethod
@@ -106,6 +112,12 @@ class BM25Index:
             raise OrqaError(f"{folder} cannot be read ({error}): {remedy}.") from error
         return cls(scorer)
 
+    def scores(self, question: str) -> npt.NDArray[np.float32]:
+        """The score of every block for one question, float32 `[N]`."""
+        known = self._scorer.get_tokens_ids(terms(question))
+        scores_N: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
+        return scores_N
+
     def search(self, questions: Sequence[str], /, k: int) -> Found:
         """The `k` blocks of highest BM25 score for each question, ties by id.
 
@@ -125,19 +137,102 @@ class BM25Index:
         ids_BK = np.empty((len(questions), k), np.int32)
         scores_BK = np.empty((len(questions), k), np.float32)
         for row, question in enumerate(questions):
-            known = self._scorer.get_tokens_ids(terms(question))
-            ids_BK[row], scores_BK[row] = top_k(self._scorer.get_scores_from_ids(known), k)
+            ids_BK[row], scores_BK[row] = top_k(self.scores(question), k)
         return ids_BK, scores_BK
 
 
+@dataclass(frozen=True)
+class Words:
+    """The words of all blocks, from which an index with any `k1` and `b` can be made.
+
+    Attributes:
+      ids: int32, the words of each block as numbers, in order.
+      vocabulary: from a word to its number.
+    """
+
+    ids: list[npt.NDArray[np.int32]]
+    vocabulary: dict[str, int]
+
+    def scorer(self, k1: float, b: float) -> bm25s.BM25:
+        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
+        with np.errstate(invalid="ignore"):  # without any word the mean length is 0
+            scorer.index((self.ids, self.vocabulary), show_progress=False)
+        return scorer
+
+
+def block_texts(store: BlockStore) -> Iterator[str]:
+    """Title and text of every block, with progress."""
+    numbers = tqdm(range(len(store)), desc="BM25", unit=" blocks", disable=None)
+    return (f"{store.title(i)}\n{store.text(i)}" for i in numbers)
+
+
+def count_words(texts: Iterable[str]) -> Words:
+    """Reads all texts once."""
+    # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
+    vocabulary = {"": 0}
+    ids = [
+        np.array([vocabulary.setdefault(t, len(vocabulary)) for t in terms(text)], np.int32)
+        for text in texts
+    ]
+    return Words(ids, vocabulary)
+
+
+def tune_bm25(store: BlockStore, examples: Sequence[Example]) -> tuple[float, float]:
+    """The `k1` and `b` under which the answers of development questions are found best.
+
+    That is the mean of the share of questions with an answer in the first 1, 5, 20 and 100 blocks,
+    the first of equals in order of `TUNED_K1` and `TUNED_B`.
+    """
+    words = count_words(block_texts(store))
+    holds: dict[tuple[int, int], bool] = {}
+    best, chosen = -1.0, (K1, B)
+    grid = itertools.product(TUNED_K1, TUNED_B)
+    for k1, b in tqdm([*grid], desc="BM25 tuning", unit=" settings", disable=None):
+        index = BM25Index(words.scorer(k1, b))
+        ids_BK, _ = index.search([example.question for example in examples], max(TUNED_RANKS))
+        reached = 0.0
+        for row, (example, ids_K) in enumerate(zip(examples, ids_BK, strict=True)):
+            rank = _first_with_answer(store, row, example, ids_K.tolist(), holds)
+            reached += sum(rank < k for k in TUNED_RANKS)
+        if reached > best:
+            best, chosen = reached, (k1, b)
+    shown = 100 * best / (len(TUNED_RANKS) * len(examples))
+    log.info("BM25: k1 %.2f and b %.2f find %.1f%% of the answers, on average", *chosen, shown)
+    return chosen
+
+
+def _first_with_answer(
+    store: BlockStore,
+    row: int,
+    example: Example,
+    ids: Iterable[int],
+    holds: dict[tuple[int, int], bool],
+) -> float:
+    """Rank of the first block that holds an answer, infinite if none; `holds` remembers texts."""
+    for rank, block in enumerate(ids):
+        if (row, block) not in holds:
+            holds[row, block] = bool(texts_with_answer([store.text(block)], example.answers)[0])
+        if holds[row, block]:
+            return rank
+    return float("inf")
+
+
 def terms(text: str) -> list[str]:
-    """The stems of the words of `text` that BM25 counts, in order, with repetitions."""
+    """The words of `text` that BM25 counts, in order, with repetitions.
+
+    Words are stems; where words are written without spaces they are pairs of characters.
+    """
     text = text.lower()
-    if not text.isascii():
-        text = "".join(
-            c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
-        )
-    return [term for term in map(_term, _WORD.findall(text)) if term]
+    if text.isascii():
+        return [term for term in map(_term, _WORD.findall(text)) if term]
+    text = _ACCENT.sub("", unicodedata.normalize("NFKD", text))
+    found: list[str] = []
+    for word in _WORD.findall(unicodedata.normalize("NFC", text)):
+        if _IS_PAIRED.match(word):
+            found.extend(map("".join, itertools.pairwise(word)) if len(word) > 1 else [word])
+        elif term := _term(word):
+            found.append(term)
+    return found
 
 
 @functools.lru_cache(maxsize=2**20)  # a corpus repeats its words: looking up beats stemming 5 to 1

@@ -1,13 +1,14 @@
 """Block embeddings on disk: a folder with `embeddings.npy`, float32 `[N, P]`, and `manifest.json`.
 
 The manifest is written last and carries the fingerprints of the corpus and of the weights that made
-the vectors. While an encoding runs the folder holds `embeddings.npy.partial` and `progress.json`,
-from which a second start goes on.
+the vectors. While an encoding runs the folder holds `embeddings.npy.partial`, and from each process
+that encodes a `progress-<number>.json`, from which a second start goes on.
 """
 
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ ENCODE_AGAIN = "encode the blocks with `orqa index`"
 class EmbeddingWriter:
     """Writes the vectors of a corpus chunk by chunk, in any order, over as many starts as it takes.
 
-    A chunk is a range of `chunk_size` consecutive blocks. One process writes at a time.
+    A chunk is a range of `chunk_size` consecutive blocks. Several processes may write to one
+    folder, on a file system that they share: each writes its part of the pending chunks at their
+    place in one file.
 
         writer = EmbeddingWriter(folder, count=len(store), ...)
         for blocks in writer.pending:
@@ -43,17 +46,33 @@ class EmbeddingWriter:
         corpus_fingerprint: str,
         weights_fingerprint: str,
         chunk_size: int = 8192,
+        process: int = 0,
+        processes: int = 1,
+        barrier: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Goes on with an interrupted encoding of the same corpus by the same weights, or begins.
 
         Finished embeddings in the folder stay as they are until `finish`.
+
+        Args:
+          folder: for the embeddings.
+          count: blocks, N.
+          projection_size: P.
+          corpus_fingerprint: of the blocks.
+          weights_fingerprint: of what makes the vectors.
+          chunk_size: what an interruption can lose.
+          process: number of this process, from 0.
+          processes: how many write together; another number may go on with what these leave.
+          barrier: waits until all processes have called it with the same name.
 
         Raises:
           OrqaError: the disk has no room for the vectors.
         """
         self._folder = folder
         self._partial = folder / "embeddings.npy.partial"
-        self._progress = folder / "progress.json"
+        self._progress = folder / f"progress-{process}.json"
+        self._process, self._barrier = process, barrier
+        self.projection_size = projection_size
         self._chunk_size = chunk_size
         self._made_from: dict[str, Any] = {
             "schema": SCHEMA,
@@ -66,21 +85,29 @@ class EmbeddingWriter:
         self._chunks = [
             range(start, min(start + chunk_size, count)) for start in range(0, count, chunk_size)
         ]
-        folder.mkdir(parents=True, exist_ok=True)
-        self._finished = self._finished_before()
-        if self._finished:
-            log.info(
-                "%s: going on after %d of %d chunks", folder, len(self._finished), len(self._chunks)
-            )
-            self._embeddings_NP = np.load(self._partial, mmap_mode="r+")
-        else:
-            self._progress.unlink(missing_ok=True)
-            self._embeddings_NP = _preallocate(self._partial, (count, projection_size))
+        if process == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._finished = self._finished_before()
+            if self._finished:
+                done, of = len(self._finished), len(self._chunks)
+                log.info("%s: going on after %d of %d chunks", folder, done, of)
+            else:
+                _preallocate(self._partial, (count, projection_size))
+            self._save_progress()
+            for path in folder.glob("progress-*.json"):
+                if path != self._progress:
+                    path.unlink()
+        barrier("embeddings are there")
+        self._mine = self._unfinished()[process::processes]
+        barrier("progress is known")
+        if process:
+            self._finished = set()
+        self._first_byte = np.load(self._partial, mmap_mode="r").offset
 
     @property
     def pending(self) -> list[range]:
-        """The blocks of each chunk that is still to be written, in order."""
-        return [chunk for chunk in self._chunks if chunk.start not in self._finished]
+        """The blocks of each chunk that is still to be written by this process, in order."""
+        return [chunk for chunk in self._mine if chunk.start not in self._finished]
 
     def write(self, blocks: range, embeddings_MP: npt.NDArray[np.float32]) -> None:
         """Stores the vectors, float32 `[len(blocks), P]`, of a chunk from `pending`.
@@ -90,7 +117,7 @@ class EmbeddingWriter:
           OrqaError: a vector holds NaN or infinity.
         """
         shape = (len(blocks), self._made_from["projection_size"])
-        if blocks not in self._chunks or embeddings_MP.shape != shape:
+        if blocks not in self._mine or embeddings_MP.shape != shape:
             raise ValueError(
                 f"vectors {embeddings_MP.shape} for blocks {blocks}, a chunk is {shape}"
             )
@@ -100,53 +127,72 @@ class EmbeddingWriter:
                 f"The vector of block {blocks[int(np.argmin(finite_M))]} holds NaN or infinity: the"
                 " weights are damaged or training diverged, so encode with an earlier checkpoint."
             )
-        self._embeddings_NP[blocks.start : blocks.stop] = embeddings_MP
-        self._embeddings_NP.flush()
+        # Through a memory map, two hosts could undo each other's writes to one page.
+        with self._partial.open("r+b") as file:
+            file.seek(self._first_byte + blocks.start * embeddings_MP[:1].nbytes)
+            file.write(np.ascontiguousarray(embeddings_MP, np.float32).data)
+            file.flush()
+            os.fsync(file.fileno())
         self._finished.add(blocks.start)
-        write_json(
-            self._progress,
-            self._made_from | {"chunk_size": self._chunk_size, "finished": sorted(self._finished)},
-        )
+        self._save_progress()
 
     def finish(self) -> npt.NDArray[np.float32]:
         """Puts the finished vectors in place of any older ones; returns them as `open_embeddings`.
 
+        All processes call it.
+
         Raises:
-          ValueError: chunks are pending.
+          ValueError: chunks are not written yet.
         """
-        if self.pending:
-            raise ValueError(f"{len(self.pending)} chunks are not written yet")
-        del self._embeddings_NP
-        (self._folder / NAME).unlink(missing_ok=True)  # it would vouch for the wrong vectors
-        self._partial.replace(self._folder / "embeddings.npy")
-        write_json(self._folder / NAME, self._made_from)
-        self._progress.unlink(missing_ok=True)
+        self._barrier("all is written")
+        if self._process == 0:
+            if unfinished := self._unfinished():
+                raise ValueError(f"{len(unfinished)} chunks are not written yet")
+            (self._folder / NAME).unlink(missing_ok=True)  # it would vouch for the wrong vectors
+            self._partial.replace(self._folder / "embeddings.npy")
+            write_json(self._folder / NAME, self._made_from)
+            for progress in self._folder.glob("progress-*.json"):
+                progress.unlink()
+        self._barrier("embeddings are in place")
         return open_embeddings(
             self._folder,
             corpus_fingerprint=self._made_from["corpus_fingerprint"],
             weights_fingerprint=self._made_from["weights_fingerprint"],
         )
 
-    def _finished_before(self) -> set[int]:
-        """First blocks of the chunks that an interrupted encoding of the same thing left behind."""
-        if not (self._progress.exists() and self._partial.exists()):
-            return set()
-        before = json.loads(self._progress.read_text(encoding="utf-8"))
-        finished = before.pop("finished")
-        if before == self._made_from | {"chunk_size": self._chunk_size}:
-            return set(finished)
-        log.warning(
-            "%s: starting anew, as the unfinished embeddings there are of corpus %s and weights %s"
-            " in chunks of %s; now these are %s, %s and %d",
-            self._folder,
-            before["corpus_fingerprint"][:16],
-            before["weights_fingerprint"][:16],
-            before["chunk_size"],
-            self._made_from["corpus_fingerprint"][:16],
-            self._made_from["weights_fingerprint"][:16],
-            self._chunk_size,
+    def _save_progress(self) -> None:
+        write_json(
+            self._progress,
+            self._made_from | {"chunk_size": self._chunk_size, "finished": sorted(self._finished)},
         )
-        return set()
+
+    def _unfinished(self) -> list[range]:
+        finished = self._finished_before()
+        return [chunk for chunk in self._chunks if chunk.start not in finished]
+
+    def _finished_before(self) -> set[int]:
+        """First blocks of the chunks that all processes have written, if of the same thing."""
+        finished: set[int] = set()
+        if not self._partial.exists():
+            return finished
+        for path in self._folder.glob("progress-*.json"):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            starts = before.pop("finished")
+            if before != self._made_from | {"chunk_size": self._chunk_size}:
+                log.warning(
+                    "%s: starting anew, as the unfinished embeddings there are of corpus %s and"
+                    " weights %s in chunks of %s; now these are %s, %s and %d",
+                    self._folder,
+                    before["corpus_fingerprint"][:16],
+                    before["weights_fingerprint"][:16],
+                    before["chunk_size"],
+                    self._made_from["corpus_fingerprint"][:16],
+                    self._made_from["weights_fingerprint"][:16],
+                    self._chunk_size,
+                )
+                return set()
+            finished.update(starts)
+        return finished
 
 
 def open_embeddings(
@@ -179,11 +225,9 @@ def open_embeddings(
     return embeddings_NP
 
 
-def _preallocate(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+def _preallocate(path: Path, shape: tuple[int, int]) -> None:
     try:
-        embeddings_NP: npt.NDArray[np.float32] = np.lib.format.open_memmap(
-            path, mode="w+", dtype=np.float32, shape=shape
-        )
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         # Without reserved space, a disk that fills up later would kill the process by SIGBUS.
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:
@@ -194,4 +238,3 @@ def _preallocate(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
             f"{path} needs {4e-9 * shape[0] * shape[1]:.1f} GB, which cannot be reserved"
             f" ({error.strerror}): free some space or choose another folder."
         ) from error
-    return embeddings_NP

@@ -30,18 +30,26 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and not (type(value) is int and value > 0):
+            # Without layers an encoder is its input layer: static word vectors.
+            least = 0 if field.name == "num_hidden_layers" else 1
+            if field.type == "int" and not (type(value) is int and value >= least):
                 raise OrqaError(
                     f"BERT config: {field.name} must be a positive integer, not {value!r}"
                 )
             if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < 1):
                 raise OrqaError(f"BERT config: {field.name} must lie in [0, 1), not {value!r}")
+        if self.hidden_act not in _ACTIVATIONS:
+            raise OrqaError(
+                f"BERT config: hidden_act is {self.hidden_act!r}, but only "
+                f"{' and '.join(map(repr, _ACTIVATIONS))} are supported"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise OrqaError(
                 f"BERT config: hidden_size {self.hidden_size} does not divide into "
@@ -72,10 +80,11 @@ class BertConfig:
         return {**_SUPPORTED, **dataclasses.asdict(self)}
 
 
-# "gelu" is the exact one (erf) in these configs; "gelu_new" and others are approximations.
+# "gelu" is the exact one (erf); "gelu_new" the approximation by tanh that BERT's TensorFlow code
+# came to use, and with it REALM.
+_ACTIVATIONS = ("gelu", "gelu_new")
 _SUPPORTED = {
     "model_type": "bert",
-    "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
@@ -209,7 +218,7 @@ class Layer(nn.Module):
         hidden_BLH = norm(name="attention_norm")(hidden_BLH + attended_BLH)
 
         inner = _dense(config.intermediate_size, self.dtype, "intermediate")(hidden_BLH)
-        inner = exact_gelu(inner)
+        inner = activation(inner, config.hidden_act)
         output_BLH = dropout(_dense(config.hidden_size, self.dtype, "output")(inner))
         return norm(name="output_norm")(hidden_BLH + output_BLH)
 
@@ -285,17 +294,19 @@ def own_attention(
     return attended.astype(value.dtype).transpose(0, 2, 1, 3)
 
 
-def exact_gelu(inputs: jax.Array) -> jax.Array:
-    """The GELU of BERT, by the error function.
+def activation(inputs: jax.Array, name: str) -> jax.Array:
+    """The GELU of that name in a BERT config.
 
-    XLA on CPU is faster with its complement, which jax uses, and XLA on TPU compiles a layer with
-    that one for minutes.
+    XLA on CPU is faster with the complement of the error function, which jax uses for the exact
+    one, and XLA on TPU compiles a layer with that for minutes.
     """
 
     def by_error_function(inputs: jax.Array) -> jax.Array:
         values = inputs.astype(jnp.float32)
         return (0.5 * values * (1.0 + jax.lax.erf(values * 0.5**0.5))).astype(inputs.dtype)
 
+    if name == "gelu_new":
+        return jax.nn.gelu(inputs, approximate=True)
     by_complement = functools.partial(jax.nn.gelu, approximate=False)
     return jax.lax.platform_dependent(inputs, cpu=by_complement, default=by_error_function)
 
@@ -319,12 +330,12 @@ def truncate_bert(
     """The encoder of the first `num_layers` layers; the arrays are shared, not copied.
 
     Raises:
-      OrqaError: the encoder does not have that many layers, or none is asked for.
+      OrqaError: the encoder does not have that many layers.
     """
-    if not 1 <= num_layers <= config.num_hidden_layers:
+    if not 0 <= num_layers <= config.num_hidden_layers:
         raise OrqaError(
             f"Cannot keep {num_layers} layers of an encoder that has {config.num_hidden_layers}; "
-            f"ask for 1 to {config.num_hidden_layers}"
+            f"ask for 0 to {config.num_hidden_layers}"
         )
     dropped = {layer_name(index) for index in range(num_layers, config.num_hidden_layers)}
     kept = {name: value for name, value in params.items() if name not in dropped}

@@ -20,9 +20,6 @@ from orqa_jax.models.bert import Bert, BertConfig, LayerNorm, Params
 
 Pooling = Literal["cls", "mean", "pooler"]
 
-# Of the Keras layer in the 2019 release, whose normalised projections this one matches.
-_PROJECTION_NORM_EPS = 1e-3
-
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverConfig:
@@ -30,8 +27,10 @@ class RetrieverConfig:
 
     `pooling` makes one vector of a sequence: "cls" takes the last hidden state of [CLS], "mean"
     the mean over real wordpieces, "pooler" the tanh layer of BERT's next sentence prediction (the
-    2019 release). `layer_norm` normalises the projection (the 2019 release). `projection_dropout`
-    falls on the finished vector.
+    2019 release). `layer_norm` normalises the projection (the 2019 release, whose Keras layer has
+    the default `projection_norm_eps`; REALM's is 1e-12). `projection_dropout` falls on the finished
+    vector. `projection_init` is how a fresh projection starts: "orthogonal" (see
+    `init_dual_encoder`), or "glorot_uniform" (the 2019 release).
     """
 
     bert: BertConfig
@@ -40,6 +39,8 @@ class RetrieverConfig:
     shared_towers: bool = False
     layer_norm: bool = False
     projection_dropout: float = 0.0
+    projection_norm_eps: float = 1e-3
+    projection_init: Literal["orthogonal", "glorot_uniform"] = "orthogonal"
 
     def __post_init__(self) -> None:
         if self.pooling not in get_args(Pooling):
@@ -92,11 +93,12 @@ class Tower(nn.Module):
             case "pooler":
                 pooled_BH = bert.pool(hidden_BLH)
         # Scores sum 128 products: the last steps are cheap, so they stay in float32.
-        vector_BP = nn.Dense(
-            config.projection_size, kernel_init=nn.initializers.orthogonal(), name="projection"
-        )(pooled_BH.astype(jnp.float32))
+        kernel_init = getattr(nn.initializers, config.projection_init)()
+        vector_BP = nn.Dense(config.projection_size, kernel_init=kernel_init, name="projection")(
+            pooled_BH.astype(jnp.float32)
+        )
         if config.layer_norm:
-            vector_BP = LayerNorm(_PROJECTION_NORM_EPS, name="norm")(vector_BP)
+            vector_BP = LayerNorm(config.projection_norm_eps, name="norm")(vector_BP)
         return nn.Dropout(config.projection_dropout)(vector_BP, deterministic=deterministic)
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from safetensors.numpy import load_file, save_file
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Bert, BertConfig, Params, layer_name
+from orqa_jax.models.torch_file import read_torch
+
+TreePath = tuple[str, ...]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +32,9 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
-    """Reads a `BertModel` in safetensors, with or without the "bert." prefix of a larger model.
+    """Reads a `BertModel`, with or without the "bert." prefix of a larger model.
+
+    Weights are safetensors, or else a `pytorch_model.bin`, no code of which is run.
 
     Heads beside a prefixed encoder are left out, and named in the log unless they are those of
     BERT's own pre-training. A pooler may be absent; only pooling "pooler" needs it.
@@ -47,28 +52,64 @@ def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
     except OrqaError as error:
         raise OrqaError(f"{folder}: {error}") from None
     tensors = _encoder_tensors(folder)
-    names = _weight_names(config)
+    names = bert_names(config)
     if not any(name.startswith("pooler.") for name in tensors):
         names = {ours: theirs for ours, theirs in names.items() if ours[0] != "pooler"}
-    shapes = _weight_shapes(config)
-
-    defects = [f"{name} is missing" for name in names.values() if name not in tensors]
+    params, defects = place_weights(tensors, names, bert_shapes(config))
     defects += [f"{name} is unknown" for name in sorted(tensors.keys() - set(names.values()))]
-    params = {}
-    for ours, theirs in names.items():
-        if theirs not in tensors:
-            continue
-        value = np.asarray(tensors[theirs], dtype=np.float32)
-        params[ours] = value.T if ours[-1] == "kernel" else value
-        if params[ours].shape != shapes[ours]:
-            expected = shapes[ours][::-1] if ours[-1] == "kernel" else shapes[ours]
-            defects.append(f"{theirs} is {list(value.shape)}, not {list(expected)}")
     if defects:
         raise OrqaError(
             f"{folder}: the weights are not those of the BERT that config.json describes: "
             + "; ".join(defects)
         )
-    return config, traverse_util.unflatten_dict(params)
+    return config, params
+
+
+def place_weights(
+    tensors: Mapping[str, np.ndarray],
+    names: Mapping[TreePath, str],
+    shapes: Mapping[TreePath, tuple[int, ...]],
+    *,
+    transposed: bool = True,
+) -> tuple[dict[str, Any], list[str]]:
+    """Puts tensors under their names into a tree of our parameters, in float32.
+
+    Args:
+      tensors: By their own names.
+      names: Name of the tensor for each path of the tree.
+      shapes: Shape that is expected at each path.
+      transposed: Kernels lie as torch has them, [outputs, inputs].
+
+    Returns:
+      The tree, and one phrase for each tensor that is missing or misshaped.
+    """
+    defects = [f"{name} is missing" for name in names.values() if name not in tensors]
+    params = {}
+    for path, name in names.items():
+        if name not in tensors:
+            continue
+        value = np.asarray(tensors[name], dtype=np.float32)
+        turned = transposed and path[-1] == "kernel"
+        params[path] = value.T if turned else value
+        if params[path].shape != shapes[path]:
+            expected = shapes[path][::-1] if turned else shapes[path]
+            defects.append(f"{name} is {list(value.shape)}, not {list(expected)}")
+    return traverse_util.unflatten_dict(params), defects
+
+
+def save_bert(folder: Path, config: BertConfig, params: Params) -> None:
+    """Writes a `BertModel` (safetensors, config.json) for `load_bert` and for transformers."""
+    flat = traverse_util.flatten_dict(params)
+    tensors = {}
+    for path, name in bert_names(config).items():
+        if path in flat:  # a pooler may be absent
+            value = np.asarray(flat[path])
+            tensors[name] = (value.T if path[-1] == "kernel" else value).copy(order="C")
+    folder.mkdir(parents=True, exist_ok=True)
+    # Without this mark transformers takes the file for one of another framework.
+    save_file(tensors, folder / _SINGLE_FILE, metadata={"format": "pt"})
+    about = {"architectures": ["BertModel"], **config.to_dict()}
+    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def save_params(path: str | Path, params: Params) -> None:
@@ -89,7 +130,7 @@ def load_params(path: str | Path) -> dict[str, Any]:
     Raises:
       OrqaError: the file is missing, damaged or cut short.
     """
-    return traverse_util.unflatten_dict(_read_safetensors(Path(path)), sep="/")
+    return traverse_util.unflatten_dict(read_safetensors(Path(path)), sep="/")
 
 
 def fingerprint_params(params: Params) -> str:
@@ -121,7 +162,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a safetensors file.
+
+    Raises:
+      OrqaError: the file is missing, damaged or cut short.
+    """
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -135,19 +181,16 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 def _encoder_tensors(folder: Path) -> dict[str, np.ndarray]:
     """All tensors of the encoder in `folder`, under today's names without prefix."""
     if (folder / _SINGLE_FILE).exists():
-        tensors = _read_safetensors(folder / _SINGLE_FILE)
+        tensors = read_safetensors(folder / _SINGLE_FILE)
     elif (folder / _SHARD_INDEX).exists():
         shard_of = _read_json(folder / _SHARD_INDEX).get("weight_map")
         if not isinstance(shard_of, dict):
             raise OrqaError(f'{folder / _SHARD_INDEX} has no "weight_map" that names the shards')
         tensors = {}
         for shard in sorted(set(shard_of.values())):
-            tensors.update(_read_safetensors(folder / shard))
+            tensors.update(read_safetensors(folder / shard))
     elif (folder / "pytorch_model.bin").exists():
-        raise OrqaError(
-            f"{folder} holds only a pytorch_model.bin, which can run code when it is opened; "
-            "convert it with transformers: BertModel.from_pretrained(...).save_pretrained(...)"
-        )
+        tensors = read_torch(folder / "pytorch_model.bin")
     else:
         raise OrqaError(f"{folder} holds no {_SINGLE_FILE}")
 
@@ -172,7 +215,7 @@ def _today(name: str) -> str:
     return name
 
 
-def _weight_names(config: BertConfig) -> dict[tuple[str, ...], str]:
+def bert_names(config: BertConfig) -> dict[tuple[str, ...], str]:
     """Path of each parameter of `Bert` -> name in a `BertModel`."""
     dense = {"kernel": "weight", "bias": "bias"}
     norm = {"scale": "weight", "bias": "bias"}
@@ -199,7 +242,7 @@ def _weight_names(config: BertConfig) -> dict[tuple[str, ...], str]:
     return names
 
 
-def _weight_shapes(config: BertConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
+def bert_shapes(config: BertConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Path of each parameter of `Bert` -> its shape."""
     bert = Bert(config)
     ids_BL = jax.ShapeDtypeStruct((1, 1), np.int32)

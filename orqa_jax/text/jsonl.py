@@ -1,4 +1,4 @@
-"""JSON Lines files: one object a line, every defect named by file and line."""
+"""Text, JSON and JSON Lines files, compressed or not; every defect named by file and line."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def open_bytes(path: Path) -> Any:
+    """Opens a file for reading; .gz, .bz2 and .xz are decompressed.
+
+    Raises:
+        OrqaError: it cannot be opened.
+    """
+    try:
+        return _OPENERS.get(path.suffix, lambda path: path.open("rb"))(path)
+    except OSError as error:
+        raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
+
+
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields ("file:line", object) for each line that is not blank.
 
@@ -29,15 +41,45 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, An
     Raises:
         OrqaError: the file cannot be read, or a line is not a JSON object in UTF-8.
     """
-    path = Path(path)
+    for where, line in _read_lines(Path(path)):
+        if line.strip():
+            yield where, _parse(where, line)
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+    """Yields ("file:line", text) for each line, without its end; see `read_jsonl`.
+
+    Raises:
+        OrqaError: the file cannot be read, or is not UTF-8.
+    """
+    for where, line in _read_lines(Path(path)):
+        try:
+            yield where, line.decode("utf-8").rstrip("\r\n")
+        except ValueError as error:
+            raise OrqaError(f"{where} is not UTF-8 ({error}).") from error
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a whole JSON file, plain or .gz, .bz2 or .xz.
+
+    Raises:
+        OrqaError: the file cannot be read, or is not JSON in UTF-8.
+    """
+    content = b"".join(line for _, line in _read_lines(Path(path)))
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OrqaError(f"{path} is not JSON in UTF-8 ({error}).") from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     opener = _OPENERS.get(path.suffix, lambda path: path.open("rb"))
     try:
         with opener(path) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield f"{path}:{number}", _parse(f"{path}:{number}", line)
+                yield f"{path}:{number}", line
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
 

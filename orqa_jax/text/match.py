@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -14,11 +17,19 @@ import regex
 
 from orqa_jax.text.normalize import normalize_answer
 
-Mode = Literal["token", "substring"]
+Mode = Literal["token", "substring", "regex"]
+Place = Literal["anywhere", "start", "whole"]
+
+# What one pattern may take for all texts of one call: a hostile one, "(a|aa)+$", takes for ever.
+REGEX_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
 
 # A token is a run of letters, digits and marks, or one other visible character.
 _WORD = r"[\p{L}\p{N}\p{M}]"
 _TOKEN = regex.compile(rf"{_WORD}+|[^\p{{Z}}\p{{C}}]")
+# The same of ASCII text, in less than half the time.
+_ASCII_TOKEN = re.compile(r"[0-9a-zA-Z]+|[!-~]")
 _IS_WORD = regex.compile(_WORD)
 _GAP = r"[\p{Z}\p{C}]"
 
@@ -28,8 +39,10 @@ def has_answer(text: str, answers: Sequence[str], mode: Mode = "token") -> bool:
 
     Mode "token" compares sequences of lower-case NFD tokens (words and single punctuation marks,
     white space ignored), the recall criterion of DPR (Karpukhin et al. 2020): "Rome" is not in
-    "Jerome". Mode "substring" compares raw characters, as the labels of the ORQA release do.
-    An answer of which `normalize_answer` leaves nothing ("the", "?") is in no text.
+    "Jerome"; an answer of which `normalize_answer` leaves nothing ("the", "?") is in no text. Mode
+    "substring" compares raw characters, as the labels of the ORQA release do: "a" is in "The Nile
+    basin". Mode "regex" takes the answers for regular expressions (CuratedTREC), found anywhere,
+    whatever their case; one that is broken or slower than `REGEX_SECONDS` matches nothing more.
 
     Raises:
         ValueError: an unknown mode.
@@ -41,14 +54,17 @@ def texts_with_answer(
     texts: Sequence[str], answers: Sequence[str], mode: Mode = "token"
 ) -> npt.NDArray[np.bool_]:
     """`has_answer` of many texts against the answers of one question: bool [len(texts)]."""
+    found: Iterator[bool]
     if mode == "token":
         pattern = _token_pattern(tuple(answers))
         found = (pattern is not None and bool(pattern.search(_fold(text))) for text in texts)
     elif mode == "substring":
-        real = [answer for answer in answers if normalize_answer(answer)]
+        real = [answer for answer in answers if answer.strip()]
         found = (any(answer in text for answer in real) for text in texts)
+    elif mode == "regex":
+        found = iter(_texts_with_regex(texts, answers).tolist())
     else:
-        raise ValueError(f"mode is {mode!r}, not 'token' or 'substring'")
+        raise ValueError(f"mode is {mode!r}, not 'token', 'substring' or 'regex'")
     return np.fromiter(found, dtype=np.bool_, count=len(texts))
 
 
@@ -71,6 +87,79 @@ def find_answer(text: str, answers: Sequence[str]) -> tuple[int, int] | None:
     return int(origin), int(np.searchsorted(offsets, end, side="left"))
 
 
+def first_match(pattern: str, text: str, place: Place = "anywhere") -> tuple[int, int] | None:
+    """Where a regular expression matches first: (start, end) characters, or None.
+
+    Flags are those of the published evaluations (``IGNORECASE | UNICODE | MULTILINE``). A pattern
+    that is broken, or takes longer than `REGEX_SECONDS`, matches nothing; the latter is logged.
+
+    Args:
+        place: "anywhere", at the "start" of the text, or the "whole" text.
+    """
+    compiled = _compile(pattern)
+    if compiled is None:
+        return None
+    search = {"anywhere": compiled.search, "start": compiled.match, "whole": compiled.fullmatch}
+    try:
+        match = search[place](text, timeout=REGEX_SECONDS)
+    except TimeoutError:
+        _warn_of_slow(pattern)
+        return None
+    return match.span() if match else None
+
+
+def all_matches(pattern: str, text: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of each match that is not empty, one after the other; see `first_match`."""
+    compiled = _compile(pattern)
+    if compiled is None:
+        return
+    try:
+        for match in compiled.finditer(text, timeout=REGEX_SECONDS):
+            if match.end() > match.start():
+                yield match.span()
+    except TimeoutError:
+        _warn_of_slow(pattern)
+
+
+@lru_cache(maxsize=8192)
+def _compile(pattern: str) -> regex.Pattern[str] | None:
+    try:
+        return regex.compile(pattern, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+    except regex.error:
+        return None
+
+
+def _texts_with_regex(texts: Sequence[str], patterns: Sequence[str]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(texts), np.bool_)
+    for pattern in patterns:
+        compiled = _compile(pattern)
+        if compiled is None:
+            continue
+        deadline = time.monotonic() + REGEX_SECONDS
+        try:
+            for i in np.flatnonzero(~found).tolist():
+                # The library takes a limit of 0 for none.
+                left = max(deadline - time.monotonic(), 1e-6)
+                found[i] = compiled.search(texts[i], timeout=left) is not None
+        except TimeoutError:
+            _warn_of_slow(pattern)
+    return found
+
+
+def _warn_of_slow(pattern: str) -> None:
+    logger.warning(
+        "The answer pattern %r takes longer than %s s, so it counts as no match.",
+        pattern,
+        REGEX_SECONDS,
+    )
+
+
+def match_tokens(text: str) -> list[str]:
+    """The tokens that mode "token" compares: words and single marks, NFD, in lower case."""
+    folded = _fold(text)
+    return (_ASCII_TOKEN if folded.isascii() else _TOKEN).findall(folded)
+
+
 def _fold(text: str) -> str:
     # Whether a Greek sigma is final depends on what follows the token.
     return unicodedata.normalize("NFD", text).lower().replace("ς", "σ")
@@ -79,7 +168,7 @@ def _fold(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _token_pattern(answers: tuple[str, ...]) -> regex.Pattern[str] | None:
     """A pattern that matches in a folded text where the tokens of one answer stand in a row."""
-    rows = {tuple(_TOKEN.findall(_fold(answer))) for answer in answers if normalize_answer(answer)}
+    rows = {tuple(match_tokens(answer)) for answer in answers if normalize_answer(answer)}
     rows.discard(())
     if not rows:
         return None

@@ -24,6 +24,8 @@ from orqa_jax.errors import OrqaError
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIRST_COMBINING_MARK = 0x300
+# An encoding in the Rust library takes some 200 bytes a wordpiece until it is an array.
+_CHARACTERS_AT_ONCE = 200_000
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,34 @@ class WordPiece:
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Encodes texts, in parallel where `tokenizers` may use threads."""
-        # Lone surrogates (JSON allows "\ud800") have no UTF-8 form; U+FFFD keeps the offsets.
-        readable = [
-            text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text) for text in texts
-        ]
+        readable = [_readable(text) for text in texts]
         encodings = self._tokenizer.encode_batch(readable, add_special_tokens=False)
         return [_to_arrays(text, e) for text, e in zip(readable, encodings, strict=True)]
+
+    def encode_ids(
+        self, texts: Sequence[str]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The ids that `encode` gives, without offsets: in memory that does not grow with them.
+
+        Returns:
+            int32, the ids of all texts end to end, and int32 [len(texts)], how many each has.
+        """
+        ids, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+        first = 0
+        while first < len(texts):
+            after, characters = first, 0
+            while after < len(texts) and characters < _CHARACTERS_AT_ONCE:
+                characters += len(texts[after])
+                after += 1
+            encodings = self._tokenizer.encode_batch_fast(
+                [_readable(text) for text in texts[first:after]], add_special_tokens=False
+            )
+            count = np.fromiter(map(len, encodings), np.int32, len(encodings))
+            flat = chain.from_iterable(encoding.ids for encoding in encodings)
+            ids.append(np.fromiter(flat, np.int32, int(count.sum())))
+            counts.append(count)
+            first = after
+        return np.concatenate(ids), np.concatenate(counts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Tokenizer's own pickle forgets `encode_special_tokens`.
@@ -201,6 +225,11 @@ def _fingerprint(definition: dict[str, Any]) -> str:
     }
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _readable(text: str) -> str:
+    # Lone surrogates (JSON allows "\ud800") have no UTF-8 form; U+FFFD keeps the offsets.
+    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _to_arrays(text: str, encoding: Any) -> Encoded:

@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import write_json
 from orqa_jax.models.weights import fingerprint_params, load_params, save_params
+from orqa_jax.storage import is_url
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.state import Params, TrainState
 
@@ -35,8 +37,10 @@ class Checkpoints:
     continues.
     """
 
-    def __init__(self, folder: Path, *, config: dict[str, Any], keep: int = 2) -> None:
-        self._folder = folder.resolve()
+    def __init__(self, folder: str | Path, *, config: dict[str, Any], keep: int = 2) -> None:
+        # A URL such as gs://bucket/folder is one to Orbax too, and has no folders to make.
+        remote = is_url(str(folder))
+        self._folder: Any = epath.Path(folder) if remote else Path(folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         best = policies.BestN(
@@ -56,7 +60,9 @@ class Checkpoints:
         if described.exists() and self._checkpointer.latest is not None:
             before = json.loads(described.read_text(encoding="utf-8"))
             refuse_changed_config(self._folder, before, config)
-        if jax.process_index() == 0:
+        if remote and jax.process_index() == 0:
+            described.write_text(json.dumps(config))
+        elif jax.process_index() == 0:
             write_json(described, config)
 
     def restore(self, state: TrainState) -> TrainState:
@@ -135,9 +141,11 @@ def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 # Where things lie may change between two starts; what they are is told by their fingerprints.
-_PLACES = {"corpus", "encoder", "retriever", "index", "train", "out"}
+_PLACES = {"corpus", "encoder", "retriever", "index", "bm25", "train", "out", "checkpoints"}
 # How the work is divided changes nothing but the last bits.
 _DIVISION = {"chunk_size", "parameter_shards", "workers"}
+# How a run is watched changes nothing about what it makes.
+_WATCHING = {"profile", "watch_questions", "watch_every"}
 
 
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -147,7 +155,7 @@ def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, A
     the paths lead to.
     """
     now = json.loads(json.dumps(now))
-    keys = (before.keys() | now.keys()) - _PLACES - _DIVISION
+    keys = (before.keys() | now.keys()) - _PLACES - _DIVISION - _WATCHING
     changed = sorted(key for key in keys if before.get(key) != now.get(key))
     if changed:
         listed = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in changed)

@@ -4,18 +4,23 @@ import dataclasses
 import functools
 import logging
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.dense import Search, prepare_search
 from orqa_jax.index.embeddings import EmbeddingWriter, open_embeddings
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import load_model
 from orqa_jax.train.inputs import pair_inputs
@@ -27,6 +32,7 @@ _CHUNK_BLOCKS = 1024
 _WORDPIECES_PER_BATCH = 4096
 # Batches are padded to a multiple of this, so that few shapes are compiled.
 _LENGTH_STEP = 32
+_SECONDS_BETWEEN_LOG_LINES = 10
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +45,24 @@ class EncodeConfig:
       corpus: Folder of the block store.
       retriever: Model folder that ICT wrote.
       out: Folder for the embeddings.
+      search: What to prepare beside the vectors for a search other than the exact one; see
+        ``orqa_jax.index.dense``.
       dtype: "float32", or "bfloat16" for accelerators; vectors are stored in float32.
     """
 
     corpus: str
     retriever: str
     out: str
+    search: Search = "exact"
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def encode_corpus(config: EncodeConfig) -> np.ndarray:
     """Writes the vector of every block, made by the block tower of the retriever.
 
-    An interrupted run goes on where it stopped; finished embeddings are kept as they are.
+    An interrupted run goes on where it stopped; finished embeddings are kept as they are, and where
+    the corpus has grown only its new blocks are encoded. Several processes share the work, each on
+    its own devices, and need ``out`` on a file system that they share.
 
     Returns:
       float32 [N, P], memory-mapped.
@@ -71,46 +82,108 @@ def encode_corpus(config: EncodeConfig) -> np.ndarray:
         "corpus_fingerprint": store.fingerprint,
         "weights_fingerprint": about["weights_fingerprint"],
     }
-    if (out / "manifest.json").exists():
-        try:
-            return open_embeddings(out, **fingerprints)
-        except OrqaError as error:
-            # They are derived from what is at hand, and stay until the new ones are complete.
-            logger.warning("%s Encoding again now.", error)
-    shape = retriever_config_from_dict(about["retriever"])
-    model = DualEncoder(shape, jnp.dtype(config.dtype))
-    mesh = make_mesh()
-    if jax.process_count() > 1:
-        raise OrqaError("Encoding runs in one process; start it on one host with all its devices.")
-    tower = "encoder" if shape.shared_towers else "block_encoder"
-    variables = jax.device_put({"params": {tower: params[tower]}})
-    encode = jax.jit(functools.partial(model.apply, method="encode_blocks"))
+    vectors_NP = _finished(out, fingerprints)
+    if vectors_NP is None:
+        shape = retriever_config_from_dict(about["retriever"])
+        before_MP = _of_first_blocks(out, store, about["weights_fingerprint"])
+        if before_MP is None:
+            before_MP = np.empty((0, shape.projection_size), np.float32)
+        tower = "encoder" if shape.shared_towers else "block_encoder"
+        model = DualEncoder(shape, jnp.dtype(config.dtype))
+        encode = functools.partial(
+            jax.jit(functools.partial(model.apply, method="encode_blocks")),
+            jax.device_put({"params": {tower: params[tower]}}),
+        )
+        writer = EmbeddingWriter(
+            out,
+            count=len(store),
+            projection_size=shape.projection_size,
+            chunk_size=_CHUNK_BLOCKS,
+            process=jax.process_index(),
+            processes=jax.process_count(),
+            barrier=_barrier,
+            **fingerprints,
+        )
+        vectors_NP = _encode_pending(
+            writer, store, encode, tokenizer, about["block_length"], before_MP
+        )
+    if jax.process_index() == 0:
+        prepare_search(out, vectors_NP, config.search, **fingerprints, earlier=store.earlier)
+    _barrier("search is prepared")
+    return vectors_NP
 
-    writer = EmbeddingWriter(
-        out,
-        count=len(store),
-        projection_size=shape.projection_size,
-        chunk_size=_CHUNK_BLOCKS,
-        **fingerprints,
-    )
+
+def _finished(out: Path, fingerprints: dict[str, str]) -> np.ndarray | None:
+    if not (out / "manifest.json").exists():
+        return None
+    try:
+        return open_embeddings(out, **fingerprints)
+    except OrqaError as error:
+        # They are derived from what is at hand, and stay until the new ones are complete.
+        logger.warning("%s Encoding again now.", error)
+        return None
+
+
+def _of_first_blocks(out: Path, store: BlockStore, weights_fingerprint: str) -> np.ndarray | None:
+    """The vectors of the blocks that the corpus had before it grew, if they are there."""
+    for fingerprint, count in store.earlier.items():
+        try:
+            found = open_embeddings(
+                out, corpus_fingerprint=fingerprint, weights_fingerprint=weights_fingerprint
+            )
+        except OrqaError:
+            continue
+        logger.info("%s: the vectors of the first %d blocks are kept.", out, count)
+        return found
+    return None
+
+
+def _encode_pending(
+    writer: EmbeddingWriter,
+    store: BlockStore,
+    encode: Callable[..., jax.Array],
+    tokenizer: WordPiece,
+    block_length: int,
+    before_MP: np.ndarray,
+) -> np.ndarray:
+    """Writes what is missing; the vectors of the first blocks, ``before_MP``, are copied."""
+    # Each process has blocks of its own, so its devices need not wait for those of others.
+    mesh = make_mesh(jax.local_devices())
+    total = sum(len(blocks) for blocks in writer.pending)
     quiet = not sys.stderr.isatty()
-    done = len(store) - sum(len(blocks) for blocks in writer.pending)
-    with tqdm(total=len(store), initial=done, desc="encode", unit="block", disable=quiet) as bar:
+    started = said = time.monotonic()
+    with tqdm(total=total, desc="encode", unit="block", disable=quiet) as bar:
+        done = 0
         for blocks in writer.pending:
-            vectors = np.zeros((len(blocks), shape.projection_size), np.float32)
-            for rows, length in length_batches(store, blocks, about["block_length"], mesh.size):
-                ids = blocks.start + rows
+            vectors = np.zeros((len(blocks), writer.projection_size), np.float32)
+            copied = min(max(len(before_MP) - blocks.start, 0), len(blocks))
+            vectors[:copied] = before_MP[blocks.start : blocks.start + copied]
+            new = blocks[copied:]
+            for rows, length in length_batches(store, new, block_length, mesh.size):
+                ids = new.start + rows
                 batch: dict[str, Any] = pair_inputs(
                     tokenizer, store.titles(ids), store.tokens(ids), length
                 )
                 placed = place_batch(mesh, batch)
                 arguments = (placed[name] for name in ("token_ids", "mask", "segment_ids"))
-                vectors[rows] = np.asarray(encode(variables, *arguments))
+                vectors[copied + rows] = np.asarray(encode(*arguments))
                 bar.update(len(np.unique(rows)))
+            bar.update(copied)
             writer.write(blocks, vectors)
-            if quiet:
-                logger.info("encode: %d of %d blocks", blocks.stop, len(store))
+            done += len(blocks)
+            now = time.monotonic()
+            if quiet and (now - said >= _SECONDS_BETWEEN_LOG_LINES or done == total):
+                said, rate = now, done / (now - started)
+                left = (total - done) / rate
+                logger.info(
+                    "encode: %d of %d blocks, %.0f a second, %.0f s left", done, total, rate, left
+                )
     return writer.finish()
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def length_batches(

@@ -23,8 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
-from orqa_jax.index.exact import ExactIndex
 from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
@@ -57,18 +58,28 @@ from orqa_jax.train.retrieve import (
     BeamSizes,
     BeamSource,
     fetch_by_callback,
+    fetch_by_device,
     question_batch,
 )
+from orqa_jax.train.sparse import (
+    Evidence,
+    SparseSource,
+    initial_sparse_params,
+    with_sparse_weight,
+)
 from orqa_jax.train.state import (
+    SCHEDULES,
+    OptimizerName,
     Params,
     TrainState,
     apply_gradients,
     frozen_layer_patterns,
     initial_state,
-    linear_schedule,
     make_optimizer,
+    release_warmup,
 )
 from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
 
 MODEL_KIND = "question answerer"
 
@@ -85,6 +96,9 @@ class FinetuneConfig:
       index: Folder of the block embeddings that this retriever made.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      evidence: What finds the blocks: "dense", the question tower; "bm25", with a learned weight of
+        its score, the question tower left as it is; "hybrid", both, with a learned weight.
+      bm25: Folder of the BM25 index, unless the evidence is dense.
       encoder: Folder of the pre-trained BERT that the reader starts from; "" for the one that
         the retriever started from.
       epochs: Times each question is seen; may be a fraction.
@@ -92,15 +106,27 @@ class FinetuneConfig:
       learning_rate: Peak for pre-trained weights, after a linear rise; falls linearly to 0.
       head_learning_rate_factor: How much faster the new span layers of the reader learn.
       warmup_share: Share of all steps in which the learning rate rises.
-      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      weight_decay: Decoupled, on all but biases and LayerNorm.
+      optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall, and a rise of
+        100 to 10,000 steps whatever the share.
       early_update_beam: Blocks whose retrieval score is trained, C (5000 in the paper).
+      early_update: Train retrieval over these blocks by a loss of its own (section 6); without it,
+        retrieval learns only from what the reader makes of the blocks that are read.
       reader_beam: Blocks that are read, K (5 in the paper).
+      reading_share: Share of a batch's questions whose blocks are read, those with the answer in
+        their beam first. Without it a question teaches the reader nothing but costs as much, so
+        this saves most of the work at little or no loss; what was left out is in the metrics.
       reader_length: Wordpieces of ``[CLS] question [SEP] block [SEP]``.
       max_span_wordpieces: Longest answer in wordpieces.
+      whole_word_spans: Answers neither start nor end within a word; in the 2019 release they may.
+      substring_labels: In the early update a block is right where an answer is a substring of its
+        characters, as in the 2019 release ("rome" is then in "Jerome").
       span_hidden_size: Half the width of the reader's dense layer.
       reader_layers: Use this many lower layers of the encoder for the reader; 0 for all.
       frozen_layers: Embeddings and this many lower layers of both BERTs are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
+      search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
+        faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
       dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
         sums, scores and losses are float32 always.
@@ -108,7 +134,10 @@ class FinetuneConfig:
         device a copy. The shares are gathered at the start of a step.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -116,6 +145,8 @@ class FinetuneConfig:
     index: str
     train: str
     out: str
+    evidence: Evidence = "dense"
+    bm25: str = ""
     encoder: str = ""
     epochs: float = 3.0
     batch_size: int = 8
@@ -123,20 +154,28 @@ class FinetuneConfig:
     head_learning_rate_factor: float = 10.0
     warmup_share: float = 0.1
     weight_decay: float = 0.01
+    optimizer: OptimizerName = "adamw"
     early_update_beam: int = 5000
+    early_update: bool = True
     reader_beam: int = 5
+    reading_share: float = 1.0
     reader_length: int = 320
     max_span_wordpieces: int = 10
+    whole_word_spans: bool = True
+    substring_labels: bool = False
     span_hidden_size: int = 256
     reader_layers: int = 0
     frozen_layers: int = 0
     dropout: float = 0.1
+    search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
     dtype: Literal["float32", "bfloat16"] = "float32"
     parameter_shards: int = 1
     seed: int = 0
     checkpoint_every: int = 50
+    checkpoints: str = ""
     log_every: int = 10
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -152,6 +191,10 @@ class FinetuneConfig:
         if self.retrieval not in ("callback", "two_phase"):
             raise OrqaError(
                 f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
+            )
+        if not 0.0 < self.reading_share <= 1.0:
+            raise OrqaError(
+                f"reading_share is {self.reading_share}; it has to be above 0 and at most 1."
             )
         if not self.epochs > 0.0:
             raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
@@ -206,7 +249,13 @@ class Models:
     def question_vectors(
         self, params: Params, batch: dict[str, Any], key: jax.Array | None = None
     ) -> jax.Array:
-        """question_BP, with dropout where a key is given."""
+        """question_BP, with dropout where a key is given.
+
+        Where BM25 takes part the last column is the weight of its score, see ``train.sparse``.
+        """
+        if "retriever" not in params:
+            no_vector_B0 = jnp.zeros((batch["token_ids"].shape[0], 0))
+            return with_sparse_weight(no_vector_B0, params["sparse"])
         question_BP: Any = self.retriever.apply(
             {"params": params["retriever"]},
             batch["token_ids"],
@@ -215,10 +264,12 @@ class Models:
             rngs=None if key is None else {"dropout": key},
             method="encode_questions",
         )
+        if "sparse" in params:
+            question_BP = with_sparse_weight(question_BP, params["sparse"])
         return question_BP
 
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
-        """Reader scores [B, K, L, W] of the spans of a beam, with dropout where a key is given."""
+        """Reader scores [R, K, L, W] of the spans of a beam, with dropout where a key is given."""
         batch_size, read, length = beam["token_ids"].shape
         flat = (
             beam[name].reshape(batch_size * read, length)
@@ -234,7 +285,13 @@ class Models:
 
 
 def orqa_loss(
-    params: Params, models: Models, batch: dict[str, Any], fetch: Any, key: jax.Array
+    params: Params,
+    models: Models,
+    batch: dict[str, Any],
+    fetch: Any,
+    key: jax.Array,
+    *,
+    early_update: bool = True,
 ) -> tuple[jax.Array, Metrics]:
     """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
 
@@ -244,6 +301,7 @@ def orqa_loss(
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
       key: For dropout.
+      early_update: Whether the early-update loss is part of the sum.
     """
     question_key, reader_key = jax.random.split(key)
     question_BP = models.question_vectors(params, batch, question_key)
@@ -253,28 +311,35 @@ def orqa_loss(
     early_B, early_signal_B = marginal_log_likelihood(
         scores_BC, beam["early_correct"], everything_BC
     )
-    logits_BKLW = models.span_logits(params, beam, reader_key)
-    batch_size, read = logits_BKLW.shape[:2]
-    total_BKLW = logits_BKLW + scores_BC[:, :read, None, None]
+    logits_RKLW = models.span_logits(params, beam, reader_key)
+    questions_read, read = logits_RKLW.shape[:2]
+    total_RKLW = logits_RKLW + scores_BC[beam["read"], :read, None, None]
     flat = [
-        x.reshape(batch_size, -1) for x in (total_BKLW, beam["span_correct"], beam["span_mask"])
+        x.reshape(questions_read, -1) for x in (total_RKLW, beam["span_correct"], beam["span_mask"])
     ]
-    reading_B, reading_signal_B = marginal_log_likelihood(*flat)
-    loss_B = -(early_B + reading_B)
+    reading_R, reading_signal_R = marginal_log_likelihood(*flat)
 
-    best_span_B = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
-    exact_B = jnp.take_along_axis(flat[1], best_span_B[:, None], axis=1)[:, 0]
+    best_span_R = jnp.argmax(jnp.where(flat[2], flat[0], -jnp.inf), axis=1)
+    exact_R = jnp.take_along_axis(flat[1], best_span_R[:, None], axis=1)[:, 0]
     first_correct_B = jnp.argmax(beam["early_correct"], axis=1)
+    readable_B = beam["readable"]
+    count = jnp.float32(len(readable_B))
+    # A question that is not read counts in the mean like one whose beam lacks the answer.
+    total_loss = -jnp.sum(reading_R)
+    if early_update:
+        total_loss -= jnp.sum(early_B)
     metrics = {
-        "loss": mean_of(loss_B),
+        "loss": (total_loss, count),
         "early_loss": mean_of(-early_B, early_signal_B),
-        "reading_loss": mean_of(-reading_B, reading_signal_B),
-        "no_signal": mean_of(~(early_signal_B | reading_signal_B)),
+        "reading_loss": mean_of(-reading_R, reading_signal_R),
+        "no_signal": mean_of(~(early_signal_B | readable_B)),
+        "steps_with_signal": mean_of(jnp.any(early_signal_B | readable_B)),
         "recall@5": mean_of(early_signal_B & (first_correct_B < 5)),
-        "span_in_beam": mean_of(reading_signal_B),
-        "exact_span": mean_of(exact_B),
+        "span_in_beam": mean_of(readable_B),
+        "span_not_read": (mean_of(readable_B)[0] - mean_of(reading_signal_R)[0], count),
+        "exact_span": mean_of(exact_R, reading_signal_R),
     }
-    return jnp.mean(loss_B), metrics
+    return total_loss / count, metrics
 
 
 def train_step(
@@ -287,13 +352,15 @@ def train_step(
     optimizer: optax.GradientTransformation,
     fetch: Any,
     mesh: Mesh,
+    early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
 
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
         step_key = jax.random.fold_in(key, state.step)
-        return orqa_loss(gathered(mesh, params), models, batch, inside, step_key)
+        params = gathered(mesh, params)
+        return orqa_loss(params, models, batch, inside, step_key, early_update=early_update)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
     return apply_gradients(state, gradients, optimizer), metrics
@@ -306,9 +373,12 @@ def make_step(
     mesh: Mesh,
     shardings: Any,
     retrieval: str,
-) -> Any:
+    *,
+    early_update: bool = True,
+) -> tuple[Any, Any]:
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
+    Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
     ``shardings`` are those of the state.
     """
     step = functools.partial(
@@ -317,10 +387,12 @@ def make_step(
         optimizer=optimizer,
         fetch=functools.partial(fetch_by_callback, source, mesh),
         mesh=mesh,
+        early_update=early_update,
     )
-    compiled = jit_step(step, mesh, shardings)
     if retrieval == "callback":
-        return lambda state, batch, key: compiled(state, batch, None, key)
+        inside = jit_step(lambda state, batch, key: step(state, batch, None, key), mesh, shardings)
+        return inside, inside.trace
+    compiled = jit_step(step, mesh, shardings)
 
     # Each process searches for the rows of its own devices, so the vectors have to lie there.
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, BATCH))
@@ -330,16 +402,17 @@ def make_step(
 
     def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = first_phase(state, batch, key)
-        beam = source.fetch(local_rows(batch["rows"]), local_rows(question_BP))
+        beam = fetch_by_device(source, batch["rows"], question_BP)
         return compiled(state, batch, place_batch(mesh, beam), key)
 
-    return two_phase
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        question_BP = jax.eval_shape(first_phase, state, batch, key)
+        shapes = source.shapes(*question_BP.shape)
+        sharding = NamedSharding(mesh, BATCH)
+        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return compiled.trace(state, batch, beam, key)
 
-
-def local_rows(array: jax.Array) -> np.ndarray:
-    """The rows of a batch array that this process holds, in order."""
-    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
+    return two_phase, trace
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -354,11 +427,12 @@ def initial_params(
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
     bert_config = with_dropout(bert_config, config.dropout)
     reader_config = ReaderConfig(bert_config, config.span_hidden_size, config.max_span_wordpieces)
-    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
-    params = {
-        "retriever": {tower: jax.tree.map(jnp.asarray, retriever_params[tower])},
-        "reader": init_reader(reader_config, key, bert_params),
-    }
+    params: Params = {"reader": init_reader(reader_config, key, bert_params)}
+    if config.evidence != "bm25":
+        tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+        params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
+    if config.evidence != "dense":
+        params["sparse"] = initial_sparse_params()
     return reader_config, params
 
 
@@ -376,11 +450,15 @@ def make_models(
 
 def make_finetune_optimizer(config: FinetuneConfig, steps: int) -> optax.GradientTransformation:
     """The optimiser of a run of so many steps."""
+    warmup_steps = round(config.warmup_share * steps)
+    if config.optimizer == "bert":
+        warmup_steps = release_warmup(steps, config.warmup_share)
     return make_optimizer(
-        linear_schedule(config.learning_rate, round(config.warmup_share * steps), steps),
+        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
+        name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
-        faster=["reader/(?!bert/).*"],
+        faster=["reader/(?!bert/).*", "sparse/.*"],
         faster_factor=config.head_learning_rate_factor,
     )
 
@@ -392,25 +470,36 @@ def open_source(
     tokenizer: WordPiece,
     examples: Sequence[Example],
 ) -> BeamSource:
-    """Opens the block embeddings that these retriever weights made, for retrieval while training.
+    """Opens what finds the blocks while training: embeddings of these weights, BM25, or both.
 
     Raises:
-      OrqaError: The embeddings are missing, or of another corpus or retriever.
+      OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
-    vectors_NP = open_embeddings(
-        Path(config.index),
-        corpus_fingerprint=store.fingerprint,
-        weights_fingerprint=weights_fingerprint,
-    )
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
-    index = ExactIndex(vectors_NP, mesh=accelerator_mesh() if on_devices else None)
     sizes = BeamSizes(
         early=config.early_update_beam,
         read=config.reader_beam,
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
+        whole_words=config.whole_word_spans,
+        substring_labels=config.substring_labels,
     )
+    if config.evidence != "dense":
+        bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
+    if config.evidence == "bm25":
+        no_vectors_NP = np.zeros((len(store), 0), np.float32)
+        return SparseSource(store, bm25, None, no_vectors_NP, tokenizer, examples, sizes)
+    fingerprints = {
+        "corpus_fingerprint": store.fingerprint,
+        "weights_fingerprint": weights_fingerprint,
+    }
+    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
+    # A callback must not call jax, and the rows of a process must not wait for those of others.
+    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    mesh = accelerator_mesh() if on_devices else None
+    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
+    if config.evidence == "hybrid":
+        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
     return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
 
 
@@ -455,9 +544,12 @@ def finetune(config: FinetuneConfig) -> Path:
     state = initial_state(params, optimizer)
     shardings = tree_shardings(mesh, state)
     state = jax.device_put(state, shardings)
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
-    step_function = make_step(models, optimizer, source, mesh, shardings, config.retrieval)
+    step_function, trace = make_step(
+        *(models, optimizer, source, mesh, shardings, config.retrieval),
+        early_update=config.early_update,
+    )
     first_step = int(state.step)
     log = MetricsLog(
         out / "metrics.jsonl",
@@ -465,12 +557,17 @@ def finetune(config: FinetuneConfig) -> Path:
         first_step=first_step,
         total=steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
+    costs = StepCosts("finetune", mesh, config.batch_size, trace)
     order = timed(batches(source, config, about["question_length"], first_step, steps))
     with stop_request() as stop:
-        for step, (batch, waited) in enumerate(order, first_step + 1):
-            state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-            log.add(step, metrics | {"input_wait": waited})
+        for step, (batch, waited) in enumerate(profiled(order, config.profile), first_step + 1):
+            log.spend("input_wait", waited)
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
+            log.add(step, metrics)
             checkpoints.add_loss(metrics["loss"])
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == steps or stopping:
@@ -489,6 +586,7 @@ def finetune(config: FinetuneConfig) -> Path:
             "question_length": about["question_length"],
             "reader_length": config.reader_length,
             "reader_beam": config.reader_beam,
+            "whole_word_spans": config.whole_word_spans,
             "corpus_fingerprint": store.fingerprint,
             "retriever_fingerprint": about["weights_fingerprint"],
             "config": described,
@@ -500,10 +598,18 @@ def finetune(config: FinetuneConfig) -> Path:
 
 
 def log_answers(source: BeamSource) -> None:
-    """Says for how many questions the corpus holds an answer at all."""
-    found = sum(bool(len(blocks)) for blocks in source.postings)
-    logger.info("%d of %d questions have their answer in the corpus.", found, len(source.postings))
-    if not found:
+    """Says for how many questions the corpus holds an answer at all.
+
+    Whether a regular expression matches somewhere would take a scan of all text to tell.
+    """
+    strings = [
+        bool(len(blocks))
+        for blocks, answers in zip(source.postings, source.answers, strict=True)
+        if answers
+    ]
+    found = sum(strings)
+    logger.info("%d of %d questions have their answer in the corpus.", found, len(strings))
+    if strings and not found:
         raise OrqaError(
             "None of the training answers stands in the corpus, so there is nothing to learn from; "
             "check that questions and documents belong together."
@@ -511,8 +617,8 @@ def log_answers(source: BeamSource) -> None:
 
 
 def fingerprint_examples(examples: Sequence[Example]) -> str:
-    """sha256 over the questions and answers in their order."""
+    """sha256 over the questions, answers and their match modes in their order."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(repr((example.id, example.question, example.answers)).encode())
+        digest.update(repr(example).encode())
     return digest.hexdigest()

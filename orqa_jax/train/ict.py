@@ -25,6 +25,7 @@ from orqa_jax.losses import in_batch_softmax_loss
 from orqa_jax.models.bert import BertConfig, with_dropout
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
 from orqa_jax.models.weights import fingerprint_params, load_bert
+from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
@@ -41,15 +42,18 @@ from orqa_jax.train.mesh import (
 )
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
 from orqa_jax.train.state import (
+    SCHEDULES,
+    OptimizerName,
     Params,
     TrainState,
     apply_gradients,
     frozen_layer_patterns,
     initial_state,
-    linear_schedule,
     make_optimizer,
 )
 from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
+from orqa_jax.train.watch_recall import sample_recall, watch_recall
 
 MODEL_KIND = "dual encoder"
 
@@ -62,7 +66,7 @@ class ICTConfig:
       corpus: Folder of the block store.
       encoder: Folder of the pre-trained BERT that both towers start from.
       out: Folder for checkpoints, metrics and the finished model.
-      steps: Number of updates.
+      steps: Number of updates; 0 leaves the encoder as it was, under an untrained projection.
       batch_size: Pseudo-questions of one update, on all devices together; each has the blocks of
         all others as negatives.
       chunk_size: Rows that one device encodes at a time, computing them again for the gradient: a
@@ -72,7 +76,8 @@ class ICTConfig:
         the 2019 release they are.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
       projection_learning_rate_factor: How much faster the new projection learns than the BERT.
-      weight_decay: Of AdamW, on all but biases and LayerNorm.
+      weight_decay: Decoupled, on all but biases and LayerNorm.
+      optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall.
       mask_rate: How often the pseudo-question is taken out of its block (0.9 in the paper).
       question_length: Longest pseudo-question in wordpieces, [CLS] and [SEP] counted.
       block_length: Longest block in wordpieces, title, [CLS] and two [SEP] counted.
@@ -80,6 +85,8 @@ class ICTConfig:
       pooling: What the projection reads: "cls", "mean" or "pooler".
       shared_towers: One BERT for questions and blocks, as in the 2019 release.
       projection_layer_norm: LayerNorm after the projection, as in the 2019 release.
+      projection_dropout: Rate on the finished vector (0.1 in the 2019 release).
+      projection_init: "orthogonal", or "glorot_uniform" as in the 2019 release.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
       dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
@@ -89,7 +96,13 @@ class ICTConfig:
       workers: Processes that prepare batches; 0 for a thread of this one.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
+      checkpoints: Folder of the checkpoints, or its URL (gs://bucket/folder) where the hosts of a
+        pod share no disk; "" for checkpoints/ in ``out``.
       log_every: Steps between two lines of metrics.
+      watch_questions: JSONL file of question-answer pairs, for zero-shot recall on a sample of the
+        corpus, beside BM25, in the metrics; "" for none.
+      watch_every: Steps between two looks at that recall.
+      profile: Folder for a trace of a few steps; "" for none.
     """
 
     corpus: str
@@ -103,6 +116,7 @@ class ICTConfig:
     projection_learning_rate_factor: float = 10.0
     warmup_steps: int = 100
     weight_decay: float = 0.01
+    optimizer: OptimizerName = "adamw"
     mask_rate: float = 0.9
     question_length: int = 64
     block_length: int = 288
@@ -110,6 +124,8 @@ class ICTConfig:
     pooling: Literal["cls", "mean", "pooler"] = "cls"
     shared_towers: bool = False
     projection_layer_norm: bool = False
+    projection_dropout: float = 0.0
+    projection_init: Literal["orthogonal", "glorot_uniform"] = "orthogonal"
     frozen_layers: int = 0
     dropout: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -117,7 +133,11 @@ class ICTConfig:
     workers: int = 0
     seed: int = 0
     checkpoint_every: int = 100
+    checkpoints: str = ""
     log_every: int = 10
+    watch_questions: str = ""
+    watch_every: int = 100
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate <= 1.0:
@@ -126,7 +146,7 @@ class ICTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
-        check_at_least(self, steps=1, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, chunk_size=0, parameter_shards=1, workers=0)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
         if not 0.0 <= self.mask_rate <= 1.0:
@@ -354,6 +374,8 @@ def make_model(config: ICTConfig, bert_config: BertConfig) -> DualEncoder:
         pooling=config.pooling,
         shared_towers=config.shared_towers,
         layer_norm=config.projection_layer_norm,
+        projection_dropout=config.projection_dropout,
+        projection_init=config.projection_init,
     )
     return DualEncoder(retriever_config, jnp.dtype(config.dtype), config.frozen_layers)
 
@@ -361,7 +383,8 @@ def make_model(config: ICTConfig, bert_config: BertConfig) -> DualEncoder:
 def make_ict_optimizer(config: ICTConfig) -> optax.GradientTransformation:
     """The optimiser that ``config`` describes."""
     return make_optimizer(
-        linear_schedule(config.learning_rate, config.warmup_steps, config.steps),
+        SCHEDULES[config.optimizer](config.learning_rate, config.warmup_steps, config.steps),
+        name=config.optimizer,
         weight_decay=config.weight_decay,
         frozen=frozen_layer_patterns("[a-z_]*encoder", config.frozen_layers),
         # Not those of the same name inside BERT.
@@ -416,7 +439,7 @@ def pretrain(config: ICTConfig) -> Path:
     state = initial_state(init_dual_encoder(model.config, params_key, bert_params), optimizer)
     shardings = tree_shardings(mesh, state)
     state = jax.device_put(state, shardings)
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
+    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function = make_step(config, model, optimizer, mesh, shardings)
     first_step = int(state.step)
@@ -426,13 +449,28 @@ def pretrain(config: ICTConfig) -> Path:
         first_step=first_step,
         total=config.steps,
         every=config.log_every,
+        batch_size=config.batch_size,
     )
-    order = inputs.timed(batches(config, first_step))
+    costs = StepCosts("ict", mesh, config.batch_size, step_function.trace)
+    if config.watch_questions:
+        sample = sample_recall(
+            store,
+            tokenizer,
+            load_examples(Path(config.watch_questions)),
+            question_length=config.question_length,
+            block_length=config.block_length,
+        )
+    order = profiled(inputs.timed(batches(config, first_step)), config.profile)
     with stop_request() as stop:
         for step, (batch, waited) in enumerate(order, first_step + 1):
-            state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-            log.add(step, metrics | {"input_wait": waited})
+            log.spend("input_wait", waited)
+            placed = place_batch(mesh, batch)
+            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
+            state, metrics = step_function(state, placed, dropout_key)
             checkpoints.add_loss(metrics["loss"])
+            if config.watch_questions and step % config.watch_every == 0:
+                metrics |= watch_recall(state.params, model, mesh, sample)
+            log.add(step, metrics)
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == config.steps or stopping:
                 checkpoints.save(step, state)

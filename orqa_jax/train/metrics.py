@@ -2,18 +2,27 @@
 
 import json
 import logging
+import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+TENSORBOARD = "tensorboard"
+
+# What a line says about time, in which no two runs agree.
+TIMINGS = ("seconds_per_step", "examples_per_second", "input_wait", "flops_share")
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +38,39 @@ def mean_of(values: jax.Array, where: jax.Array | None = None) -> tuple[jax.Arra
 class MetricsLog:
     """Adds up metrics between two log lines and appends their means to a JSONL file.
 
+    Event files for TensorBoard, in ``tensorboard/`` beside it, hold the same numbers.
     The metrics of a step are read when the next step has been dispatched, so that logging never
-    makes the devices wait. ``total`` is the number of steps of the whole run, for the time left.
+    makes the devices wait. ``total`` is the number of steps of the whole run, for the time left;
+    with ``batch_size``, the examples of a step, a line has ``examples_per_second``. Of several
+    processes, which all have the same metrics, the first one writes.
     """
 
-    def __init__(self, path: Path, *, name: str, first_step: int, total: int, every: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        first_step: int,
+        total: int,
+        every: int,
+        batch_size: int | None = None,
+    ) -> None:
         self._path = path
         self._every = every
+        self._batch_size = batch_size
         self._pending: Metrics | None = None
         self._sums: dict[str, np.ndarray] = {}
+        self._seconds: dict[str, float] = {}
         self._steps_since_line = 0
         self._started = time.perf_counter()
-        # All processes have the same metrics, and the first one writes.
         self._writes = jax.process_index() == 0
+        self._events = path.parent / TENSORBOARD / f"events.out.tfevents.{time.time_ns()}"
         if self._writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._events.parent.mkdir(parents=True, exist_ok=True)
             _drop_lines_after(path, first_step)
+            # At this sign TensorBoard forgets the steps that are about to be repeated.
+            start = Event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+            _append_events(self._events, [Event(file_version="brain.Event:2"), start])
         self._bar = tqdm(
             total=total,
             initial=first_step,
@@ -65,6 +91,15 @@ class MetricsLog:
             self._read_pending()
             self._write_line(step)
 
+    def spend(self, name: str, seconds: float | None) -> None:
+        """Adds time of the step that ``add`` gets next; a line has its share of all the time.
+
+        For what the host waits (``input_wait``), and for the time that the arithmetic of a step
+        would take at the peak rate of the devices (``flops_share``); None where it is not known.
+        """
+        if seconds is not None:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
     def _read_pending(self) -> None:
         if self._pending is None:
             return
@@ -73,28 +108,53 @@ class MetricsLog:
         self._pending = None
 
     def _write_line(self, step: int) -> None:
-        seconds = (time.perf_counter() - self._started) / self._steps_since_line
+        elapsed = time.perf_counter() - self._started
+        seconds = elapsed / self._steps_since_line
         means = {key: float(s / c) for key, (s, c) in self._sums.items() if c}
         line: dict[str, Any] = {"step": step, "seconds_per_step": round(seconds, 4)}
+        if self._batch_size is not None:
+            line["examples_per_second"] = round(self._batch_size / seconds, 3)
+        line |= {name: round(spent / elapsed, 6) for name, spent in self._seconds.items()}
         # JSON has no NaN; null shows that there was one.
         line |= {k: round(value, 6) if np.isfinite(value) else None for k, value in means.items()}
         if self._writes:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+            numbers = {k: np.nan if v is None else v for k, v in line.items() if k != "step"}
+            values = [Summary.Value(tag=k, simple_value=v) for k, v in numbers.items()]
+            _append_events(self._events, [Event(step=step, summary=Summary(value=values))])
+        self._show(step, seconds, means)
+        self._sums, self._seconds, self._steps_since_line = {}, {}, 0
+        self._started = time.perf_counter()
+
+    def _show(self, step: int, seconds: float, means: Mapping[str, float]) -> None:
         shown = {key: f"{value:.3f}" for key, value in means.items()}
-        if self._bar.disable and self._writes:
+        if not self._bar.disable:
+            self._bar.set_postfix(shown)
+        elif self._writes:
             left = seconds * (self._total - step)
             text = ", ".join(f"{key} {value}" for key, value in shown.items())
             logger.info(
                 "%s: step %d of %d, %.2f s a step, %.0f s left; %s",
                 *(self._name, step, self._total, seconds, left, text),
             )
-        self._bar.set_postfix(shown)
-        self._sums, self._steps_since_line = {}, 0
-        self._started = time.perf_counter()
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _append_events(path: Path, events: Sequence[Event]) -> None:
+    """Appends to a file of TensorBoard's: each event between its length and checksums.
+
+    The library's own writer keeps events in a queue, and what is in it when the process is killed
+    is lost; here they are in the file when this returns, as a line of the JSONL file is.
+    """
+    with path.open("ab") as file:
+        for event in events:
+            event.wall_time = time.time()
+            content = event.SerializeToString()
+            for part in (struct.pack("<Q", len(content)), content):
+                file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 def _drop_lines_after(path: Path, step: int) -> None:

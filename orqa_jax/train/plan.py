@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orqa_jax.errors import OrqaError
@@ -37,6 +36,7 @@ from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.mesh import BATCH, check_batch_size, jit_step, make_mesh, tree_shardings
 from orqa_jax.train.retrieve import BeamSizes, beam_shapes
 from orqa_jax.train.state import initial_state
+from orqa_jax.train.watch import matmul_flops
 
 logger = logging.getLogger(__name__)
 
@@ -321,8 +321,13 @@ def plan_finetuning(
         read=config.reader_beam,
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
     )
-    beam = beam_shapes(sizes, config.batch_size, retriever_config.projection_size)
+    # The beams of the batch are those of each device, one after another.
+    beam = jax.tree.map(
+        lambda leaf: leaf.update(shape=(leaf.shape[0] * mesh.size, *leaf.shape[1:])),
+        beam_shapes(sizes, config.batch_size // mesh.size, retriever_config.projection_size),
+    )
     batch = ict.batch_shapes(
         dataclasses.replace(ict_config, batch_size=config.batch_size), most_sentences=0
     )["question"] | {"rows": jax.ShapeDtypeStruct((config.batch_size,), np.int32)}
@@ -378,7 +383,7 @@ def _compile(
     parameters = _bytes_on_chip(params if state is None else state.params)
     optimizer = 0 if state is None else _bytes_on_chip(state.optimizer_state)
     of_index = _bytes_on_chip(index)
-    flops = product_flops(traced.jaxpr) / mesh.size
+    flops = matmul_flops(traced.jaxpr) / mesh.size
     # Both count the products; what is left out of loops is the same share of all work.
     scale = max(flops / max(cost["flops"], 1.0), 1.0)
     seconds = cost.get("optimal_seconds", -1.0)
@@ -399,38 +404,7 @@ def _compile(
     )
 
 
-# --- Arithmetic and exchanges of a program --------------------------------------------------------
-
-
-def product_flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
-    """Operations of all matrix products of a traced program, on all devices together.
-
-    A product of [M, K] and [K, N] has 2MKN. A scan counts as often as it runs.
-    """
-    total = 0.0
-    for equation in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left: Any = equation.invars[0].aval
-            result: Any = equation.outvars[0].aval
-            total += 2.0 * math.prod(left.shape[i] for i in contracted) * math.prod(result.shape)
-            continue
-        parts = [
-            product_flops(inner)
-            for value in equation.params.values()
-            for inner in (value if isinstance(value, tuple | list) else (value,))
-            if isinstance(inner, Jaxpr | ClosedJaxpr)
-        ]
-        match equation.primitive.name:
-            case "cond":  # the branches of our own are for different platforms
-                total += max(parts)
-            case "scan":
-                total += equation.params["length"] * sum(parts)
-            case "shard_map":
-                total += equation.params["mesh"].size * sum(parts)
-            case _:
-                total += sum(parts)
-    return total
+# --- Exchanges of a program -----------------------------------------------------------------------
 
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}

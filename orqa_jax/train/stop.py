@@ -81,5 +81,5 @@ def stop_request() -> Iterator[StopRequest]:
     try:
         yield request
     finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orqa_jax.corpus import build
-from orqa_jax.corpus.build import build_corpus
+from orqa_jax.corpus.build import append_to_corpus, build_corpus
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.wordpiece import WordPiece
@@ -257,3 +257,49 @@ def test_a_dying_worker_is_reported(tmp_path):
     assert "OrqaError: One of 2 worker processes died" in errors_once_all_are_gone(process)
     assert process.returncode == 1
     assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("shard_bytes", [10_000, 1 << 27])
+def test_a_corpus_grown_in_steps_is_the_one_built_at_once(tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr(build, "_SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(build, "_CHUNK_CHARACTERS", 500)
+    documents = [
+        {"id": f"d{i}", "title": f"t{i}", "text": "Owls hunt at night. " * (1 + i * i % 9)}
+        for i in range(60)
+    ]
+    parts = [
+        write(tmp_path / f"{number}.jsonl", part)
+        for number, part in enumerate([documents[:20], documents[20:23], documents[23:]])
+    ]
+    whole = build_corpus(parts, tmp_path / "whole", TOKENIZER, max_wordpieces=32, workers=1)
+    grown = build_corpus(parts[:1], tmp_path / "grown", TOKENIZER, max_wordpieces=32, workers=1)
+    states = []
+    for part in parts[1:]:
+        states.append((grown.fingerprint, len(grown)))
+        grown = append_to_corpus([part], tmp_path / "grown", workers=1)
+    assert grown.fingerprint == whole.fingerprint
+    assert list(grown.earlier.items()) == states
+    assert len(grown) == len(whole)
+    for block in range(len(whole)):
+        assert grown.text(block) == whole.text(block)
+        assert grown.document_id(block) == whole.document_id(block)
+        assert grown.block_tokens(block).tolist() == whole.block_tokens(block).tolist()
+    for key in ("documents", "blocks", "wordpieces", "skipped", "sources", "max_wordpieces"):
+        assert grown.manifest[key] == whole.manifest[key]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_document_that_is_there_already_is_not_appended(source, tmp_path):
+    store = build_corpus([source], tmp_path / "out", TOKENIZER, workers=1)
+    before = contents(tmp_path / "out")
+    new = write(tmp_path / "new.jsonl", [DOCUMENT, DOCUMENT | {"id": "docs.jsonl:1"}])
+    with pytest.raises(OrqaError, match=r"document docs\.jsonl:1 is in .*out already"):
+        append_to_corpus([new], tmp_path / "out", workers=1)
+    empty = write(tmp_path / "empty.jsonl", [{"title": "t", "text": " "}])
+    with pytest.raises(OrqaError, match="no text in"):
+        append_to_corpus([empty], tmp_path / "out", workers=1)
+    assert contents(tmp_path / "out") == before
+    assert BlockStore(tmp_path / "out").fingerprint == store.fingerprint
+    with pytest.raises(OrqaError, match="no finished corpus"):
+        append_to_corpus([new], tmp_path / "nothing", workers=1)
+    assert not list(tmp_path.glob("*.partial"))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orqa_jax.corpus import pack as pack_module
 from orqa_jax.corpus.pack import Packed, pack, title_limit
 from orqa_jax.corpus.readers import Document, clean
+from orqa_jax.text import wordpiece
 from orqa_jax.text.sentences import split_sentences
 from orqa_jax.text.wordpiece import WordPiece
 
@@ -117,10 +117,10 @@ def test_a_long_sentence_may_be_split_at_punctuation():
     assert [block["text"] for block in blocks] == ["Abcdefgh,", "ijklmno"]
 
 
-def test_long_texts_go_through_the_tokenizer_in_segments(monkeypatch):
+def test_long_texts_go_through_the_tokenizer_in_parts(monkeypatch):
     text = " ".join(f"{a}{b} the {c}ing." for a, b, c in itertools.product("abcde", repeat=3))
     _, whole = packed(("t", text), max_wordpieces=32)
-    monkeypatch.setattr(pack_module, "_SEGMENT_CHARACTERS", 50)
+    monkeypatch.setattr(wordpiece, "_CHARACTERS_AT_ONCE", 50)
     _, segmented = packed(("t", text), max_wordpieces=32)
     assert segmented == whole
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import re
@@ -9,7 +10,8 @@ import pytest
 
 from orqa_jax.corpus.build import build_corpus
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.bm25 import BM25Index, terms
+from orqa_jax.index.bm25 import TUNED_B, TUNED_K1, BM25Index, terms, tune_bm25
+from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
 
 DOCUMENTS = [
@@ -77,7 +79,61 @@ def test_terms_are_folded_stemmed_and_without_stop_words():
     ]
     assert terms("Москва — столица") == ["москва", "столица"]
     assert terms("to be or not to be") == []
+    assert terms("Ёлка and ἀρχή") == ["елка", "αρχη"]
     assert terms("\x00 \n…") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
+        ("ABCは日", ["abc", "は日"]),
+        ("水", ["水"]),
+        ("한국어 문장", ["한국", "국어", "문장"]),
+        ("がか", ["がか"]),  # a voiced consonant is no accent
+        ("हिन्दी में", ["हिन्दी", "में"]),  # nor is a vowel sign, and it does not end a word
+        ("ภาษา", ["ภา", "าษ", "ษา"]),
+        ("ＦＵＬＬ １２", ["full", "12"]),
+    ],
+)
+def test_terms_of_other_scripts(text, expected):
+    assert terms(text) == expected
+
+
+def test_a_text_without_spaces_is_found_by_a_part_of_it(tmp_path):
+    documents = [
+        ("一", "富士山は高い山です。"),
+        ("二", "琵琶湖は大きい湖です。"),
+        ("三", "海は青い。"),
+    ]
+    index = BM25Index.build(store_of(tmp_path, documents), tmp_path / "index")
+    ids_BK, scores_BK = index.search(["琵琶湖はどこですか", "富士山"], 3)
+    assert ids_BK[:, 0].tolist() == [1, 0]
+    assert (scores_BK[:, 0] > scores_BK[:, 1]).all()
+
+
+def test_the_scores_of_all_blocks_are_those_of_the_search(index):
+    ids_BK, scores_BK = index.search(["oil lamp ships"], 6)
+    np.testing.assert_array_equal(index.scores("oil lamp ships")[ids_BK[0]], scores_BK[0])
+
+
+def test_tuning_finds_what_every_setting_would_have_found(tmp_path):
+    long = "oil oil oil oil " + "word " * 60 + "Marlow"
+    roads = [("Road", f"Road number {i} has sand on it.") for i in range(8)]
+    documents = [("A", long), ("B", "oil in Tessin"), *roads]
+    store = store_of(tmp_path, documents)
+    examples = [Example("1", "oil", ("Tessin",)), Example("2", "sand", ("number 7",))]
+    reached = {}
+    for k1, b in itertools.product(TUNED_K1, TUNED_B):
+        index = BM25Index.build(store, tmp_path / "index", k1=k1, b=b)
+        ids_BK, _ = index.search(["oil", "sand"], 10)
+        reached[k1, b] = sum(
+            any(answer in store.text(int(i)) for i in ids[:k])
+            for ids, answer in zip(ids_BK, ["Tessin", "number 7"], strict=True)
+            for k in (1, 5, 20, 100)
+        )
+    assert len(set(reached.values())) > 1
+    assert tune_bm25(store, examples) == max(reached, key=reached.get)
 
 
 def test_titles_count_and_equal_blocks_stand_in_order(index):
@@ -150,7 +206,7 @@ def test_a_build_replaces_what_an_interrupted_one_left(store, tmp_path):
 
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert json.loads((folder / "manifest.json").read_text()) == {
-        "schema": 1,
+        "schema": 2,
         "corpus_fingerprint": store.fingerprint,
         "count": 6,
         "k1": 0.9,

@@ -182,3 +182,22 @@ def test_a_disk_without_room_is_noticed_at_the_start(tmp_path):
     with pytest.raises(OrqaError, match=r"needs 1.2 GB, which cannot be reserved"):
         writer_in(tmp_path, count=10**8, chunk_size=10**7)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_processes_write_one_file_and_another_number_goes_on(tmp_path):
+    """Two processes take turns here, in the order that a barrier allows."""
+    first = writer_in(tmp_path, process=0, processes=2)
+    second = writer_in(tmp_path, process=1, processes=2)
+    assert first.pending == [range(0, 4), range(8, 10)]
+    assert second.pending == [range(4, 8)]
+    write_all(second)
+    first.write(range(8, 10), VECTORS_NP[8:10])
+    assert first.pending == [range(0, 4)]
+    with pytest.raises(ValueError, match="1 chunks are not written yet"):
+        first.finish()
+
+    alone = writer_in(tmp_path)
+    assert alone.pending == [range(0, 4)]
+    write_all(alone)
+    np.testing.assert_array_equal(alone.finish(), VECTORS_NP)
+    assert len(list(tmp_path.iterdir())) == 2

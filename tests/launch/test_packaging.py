@@ -20,6 +20,16 @@ def setup_requirements(section, key):
     return {canonicalize_name(r.name): r for r in map(Requirement, filter(str.strip, lines))}
 
 
+def optional_requirements():
+    """What the extras add: imported where it is used, with a sentence where it is missing."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    names = set()
+    for extra in setup["options.extras_require"]:
+        names |= setup_requirements("options.extras_require", extra).keys()
+    return names - setup_requirements("options", "install_requires").keys()
+
+
 def pins():
     pinned = {}
     for line in (ROOT / "requirements.txt").read_text("utf-8").splitlines():
@@ -50,11 +60,18 @@ def imported_distributions(*folders):
 
 def test_imports_and_declared_requirements_are_the_same():
     declared = set(setup_requirements("options", "install_requires"))
-    assert imported_distributions("orqa_jax", "experiments") == declared
+    imported = imported_distributions("orqa_jax", "experiments")
+    extras = optional_requirements()
+    assert imported - extras == declared
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [("options", "install_requires"), ("options.extras_require", "dev")]
+    ("section", "key"),
+    [
+        ("options", "install_requires"),
+        ("options.extras_require", "dev"),
+        ("options.extras_require", "scann"),
+    ],
 )
 def test_pins_satisfy_the_declared_bounds_and_are_complete(section, key):
     pinned = pins()

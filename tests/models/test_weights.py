@@ -167,7 +167,7 @@ def test_folders_without_weights(tmp_path, folder):
     with pytest.raises(OrqaError, match=r"holds no model\.safetensors"):
         load_bert(folder)
     (folder / "pytorch_model.bin").write_bytes(b"\x80")
-    with pytest.raises(OrqaError, match=r"holds only a pytorch_model\.bin, which can"):
+    with pytest.raises(OrqaError, match=r"pytorch_model\.bin is no whole file of weights"):
         load_bert(folder)
     with pytest.raises(OrqaError, match=r"nowhere/config\.json does not exist"):
         load_bert(tmp_path / "nowhere")

@@ -56,6 +56,13 @@ def test_load(tmp_path: Path) -> None:
         ('{"question": "q", "answer": null}', "'answer' to be a string or a list"),
         ('{"question": "q", "answer": []}', "at least one answer"),
         ('{"question": "q", "answer": ["", " "]}', "at least one answer"),
+        ('{"question": "q", "answer": "a", "match": "glob"}', "'match' to be .* not 'glob'"),
+        ('{"question": "q", "answer": "a", "taken_from": 3}', "'taken_from' to be an object"),
+        ('{"question": "q", "answer": "a", "taken_from": {"start": 3}}', "'taken_from' to be"),
+        (
+            '{"question": "q", "answer": "a", "taken_from": {"document_id": 1, "start": 3}}',
+            "'taken_from' to be",
+        ),
         ('{"question": "q", "answer": "a", "id": ""}', "'id'"),
         ('{"question": "q", "answer": "a", "id": "1"}', r"repeats the id '1' of .*qa\.jsonl:1;"),
     ],
@@ -78,7 +85,10 @@ VISIBLE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(s
 @given(st.lists(st.tuples(VISIBLE, st.lists(VISIBLE, min_size=1, max_size=3)), min_size=1))
 def test_saved_examples_come_back(tmp_path_factory, pairs) -> None:
     folder = tmp_path_factory.mktemp("qa")
-    examples = [Example(f"q{i}", q, tuple(answers)) for i, (q, answers) in enumerate(pairs)]
+    examples = [
+        Example(f"q{i}", q, tuple(answers), "regex" if i % 2 else "string")
+        for i, (q, answers) in enumerate(pairs)
+    ]
     save_examples(folder / "saved.jsonl", examples)
     assert load_examples(folder / "saved.jsonl") == examples
 

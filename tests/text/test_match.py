@@ -6,7 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orqa_jax.text.match import find_answer, has_answer, texts_with_answer
+from orqa_jax.text import match
+from orqa_jax.text.match import (
+    all_matches,
+    find_answer,
+    first_match,
+    has_answer,
+    texts_with_answer,
+)
 from orqa_jax.text.normalize import normalize_answer
 
 
@@ -81,6 +88,8 @@ def test_substring_mode_is_raw() -> None:
     assert not has_answer("Jerome", ["Rome"], "substring")
     assert not has_answer("Jerome", ["", " "], "substring")
     assert not has_answer("Malmö", ["Malmo\u0308"], "substring")
+    # A wart of 2019: an answer that says nothing is found as well.
+    assert has_answer("The end", ["The"], "substring")
     with pytest.raises(ValueError, match="mode is 'fuzzy'"):
         has_answer("Jerome", ["rome"], "fuzzy")  # type: ignore[arg-type]
 
@@ -115,3 +124,45 @@ def test_many_texts_at_once_are_fast() -> None:
         found = texts_with_answer(texts, [f"block {question}", "nowhere"])
         assert np.flatnonzero(found).tolist() == ([question] if question < 100 else [])
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "anywhere", "start", "whole"),
+    [
+        ("sept?(ember)?", "In SEPTEMBER it was", (3, 12), None, None),
+        ("sept?(ember)?", "September", (0, 9), (0, 9), (0, 9)),
+        ("sept?(ember)?", "September 9", (0, 9), (0, 9), None),
+        ("New\\s?York|Keth", "newyork", (0, 7), (0, 7), (0, 7)),
+        ("a|ab", "ab", (0, 1), (0, 1), (0, 2)),
+        ("^keth$", "in\nKeth", (3, 7), None, None),
+        ("ÖRE", "öre", (0, 3), (0, 3), (0, 3)),
+        ("(", "(", None, None, None),
+        ("a{99999999999}", "a", None, None, None),
+        ("x*", "ax", (0, 0), (0, 0), None),
+    ],
+)
+def test_regular_expressions(pattern, text, anywhere, start, whole) -> None:
+    assert first_match(pattern, text) == anywhere
+    assert first_match(pattern, text, "start") == start
+    assert first_match(pattern, text, "whole") == whole
+    assert has_answer(text, ["nothing", pattern], "regex") is (anywhere is not None)
+
+
+def test_all_matches_leaves_out_empty_and_broken_ones() -> None:
+    assert list(all_matches("b*", "abba b")) == [(1, 3), (5, 6)]
+    assert list(all_matches("[", "[")) == []
+
+
+HOSTILE = "(?:a|aa)+$"
+
+
+def test_a_hostile_pattern_costs_its_limit_once_a_call(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(match, "REGEX_SECONDS", 0.2)
+    hard = "a" * 60 + "b"
+    started = time.monotonic()
+    found = texts_with_answer([hard] * 50 + ["keth"], [HOSTILE, "keth"], "regex")
+    assert found.tolist() == [False] * 50 + [True]
+    assert first_match(HOSTILE, hard, "start") is None
+    assert list(all_matches(HOSTILE, hard)) == []
+    assert time.monotonic() - started < 10
+    assert sum("takes longer than 0.2 s" in message for message in caplog.messages) == 3

@@ -1,7 +1,11 @@
 import dataclasses
 import functools
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -11,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_world import documents, indexed_run, vocabulary, world, write_jsonl
 
-from orqa_jax.corpus.build import build_corpus
+from orqa_jax.corpus.build import append_to_corpus, build_corpus
+from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.embeddings import EmbeddingWriter
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
@@ -137,3 +142,63 @@ def test_vectors_of_something_else_are_made_again(tmp_path, caplog):
     other = build_corpus([source], tmp_path / "other", tokenizer, max_wordpieces=48, workers=1)
     assert len(encode_corpus(config(corpus=other.folder, out=index))) == len(other)
     assert other.fingerprint[:16] in caplog.text
+
+
+def test_a_grown_corpus_keeps_the_vectors_of_its_first_blocks(tmp_path, batches_encoded):
+    corpus, index = tmp_path / "corpus", tmp_path / "index"
+    shutil.copytree(indexed_run() / "corpus", corpus)
+    shutil.copytree(indexed_run() / "index", index)
+    first_NP = np.load(index / "embeddings.npy")
+    # Marked, so that it shows whether they were copied or made again.
+    first_NP[5] += 1
+    np.save(index / "embeddings.npy", first_NP)
+    new = [line | {"id": f"new {number}"} for number, line in enumerate(documents()[:3])]
+    append_to_corpus([write_jsonl(tmp_path / "new.jsonl", new)], corpus, workers=1)
+    store = BlockStore(corpus)
+    found_NP = encode_corpus(config(corpus=corpus, out=index))
+    count = len(first_NP)
+    assert len(found_NP) == len(store) > count
+    np.testing.assert_array_equal(found_NP[:count], first_NP)
+    assert sum(batches_encoded) <= 2 * 8 * 128  # a batch of new blocks at each length
+    first_NP[5] -= 1
+    for block in range(count, len(store)):
+        same = next(b for b in range(count) if store.text(b) == store.text(block))
+        np.testing.assert_allclose(found_NP[block], first_NP[same], rtol=1e-5, atol=1e-5)
+
+
+_ENCODE = """
+import sys
+import jax
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
+from orqa_jax.train import encode
+encode._CHUNK_BLOCKS = 16
+corpus, retriever, out = sys.argv[3:]
+print(encode.encode_corpus(encode.EncodeConfig(corpus, retriever, out)).sum())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_share_the_work(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    run, out = indexed_run(), tmp_path / "index"
+    places = [str(run / "corpus"), str(run / "ict" / "model"), str(out)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ENCODE, str(port), str(number), *places],
+            env=os.environ
+            | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    ended = [process.communicate(timeout=100) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    # Gloo prints lines of its own before.
+    assert ended[0][0].splitlines()[-1] == ended[1][0].splitlines()[-1]
+    expected_NP = encode_corpus(config())
+    np.testing.assert_allclose(np.load(out / "embeddings.npy"), expected_NP, rtol=1e-5, atol=1e-5)
+    assert sorted(path.name for path in out.iterdir()) == ["embeddings.npy", "manifest.json"]

@@ -161,6 +161,8 @@ def given():
     beam["early_correct"][2] = False
     beam["span_correct"][3] = beam["span_mask"][3]
     beam["early_correct"][3] = True
+    beam["readable"] = beam["span_correct"].any(axis=(1, 2, 3))
+    beam["read"] = np.arange(4, dtype=np.int32)
     params = {
         "question": rng.standard_normal((4, 5)).astype(np.float32),
         "logits": (3 * rng.standard_normal((4, 2, 6, 3))).astype(np.float32),
@@ -197,7 +199,35 @@ def test_loss_and_metrics_match_an_oracle(given):
     total = params["logits"] + scores[:, :2, None, None]
     total = np.where(beam["span_mask"], total, -np.inf).reshape(4, -1)
     best = beam["span_correct"].reshape(4, -1)[np.arange(4), total.argmax(axis=1)]
-    assert pair("exact_span") == [best.sum(), 4]
+    assert pair("span_not_read") == [0, 4]
+    assert pair("exact_span") == [best.sum(), 2]
+
+
+def parts_read(params, beam, read):
+    """What the same questions give when only those in ``read`` are read."""
+    part = {name: beam[name][read] for name in ("span_mask", "span_correct")}
+    part = beam | part | {"read": np.array(read, np.int32)}
+    return params | {"logits": params["logits"][np.array(read)]}, part
+
+
+def test_what_is_not_read_for_want_of_an_answer_changes_nothing(given):
+    params, beam = given
+    whole, metrics = jax.grad(loss_of, has_aux=True)(params, beam)
+    some, some_metrics = jax.grad(loss_of, has_aux=True)(*parts_read(params, beam, [0, 3]))
+    np.testing.assert_allclose(some["question"], whole["question"], rtol=1e-6)
+    np.testing.assert_allclose(some["logits"], whole["logits"][np.array([0, 3])], rtol=1e-6)
+    for name, pair in metrics.items():
+        np.testing.assert_allclose(some_metrics[name], pair, rtol=1e-6, err_msg=name)
+
+
+def test_an_answer_that_is_not_read_is_counted(given):
+    params, beam = given
+    loss, metrics = loss_of(*parts_read(params, beam, [1, 3]))
+    oracle = loss_oracle(params["question"], params["logits"], beam)
+    expected = -sum(e for e, _ in oracle if e is not None) - oracle[3][1]
+    assert float(loss) == pytest.approx(expected / 4, rel=1e-5)
+    assert [float(x) for x in metrics["span_not_read"]] == [1, 4]
+    assert [float(x) for x in metrics["span_in_beam"]] == [2, 4]
 
 
 def test_gradients_match_finite_differences_of_the_oracle(given):
@@ -248,7 +278,7 @@ def step(retriever, source):
     def step_function(devices, retrieval, shards):
         mesh = make_mesh(jax.devices()[:devices], parameter_shards=shards)
         shardings = tree_shardings(mesh, jax.eval_shape(lambda: initial_state(params, optimizer)))
-        return mesh, make_step(models, optimizer, source, mesh, shardings, retrieval)
+        return mesh, make_step(models, optimizer, source, mesh, shardings, retrieval)[0]
 
     def run(devices, retrieval, rows=(0, 5, 9, 30, 14, 2, 7, 21), shards=1):
         mesh, function = step_function(devices, retrieval, shards)

@@ -466,7 +466,7 @@ def test_an_encoder_of_another_vocabulary_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"steps": 0},
+        {"steps": -1},
         {"batch_size": 0},
         {"batch_size": 12},  # of 8 devices
         {"chunk_size": 3, "batch_size": 32},  # of 4 rows a device

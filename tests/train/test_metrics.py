@@ -1,10 +1,13 @@
 import json
+import struct
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from orqa_jax.train.metrics import MetricsLog, mean_of, read_metrics
+from orqa_jax.train.metrics import TENSORBOARD, MetricsLog, mean_of, read_metrics
 
 
 def feed(path, losses, *, first_step=0, total=None, every=2):
@@ -72,3 +75,96 @@ def test_a_torn_line_is_dropped(tmp_path, torn):
 def test_a_loss_that_is_not_a_number_is_not_hidden(tmp_path):
     feed(tmp_path / "m.jsonl", [1.0, np.nan])
     assert "loss" in read_metrics(tmp_path / "m.jsonl")[0]
+
+
+def crc32c(content):
+    """CRC-32C bit by bit, from its polynomial."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(content):
+    crc = crc32c(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events_of(path):
+    """The events of a TFRecord file, with every checksum checked."""
+    content, events = path.read_bytes(), []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        assert struct.unpack("<I", content[8:12]) == (masked(content[:8]),)
+        body = content[12 : 12 + length]
+        assert struct.unpack("<I", content[12 + length : 16 + length]) == (masked(body),)
+        events.append(Event.FromString(body))
+        content = content[16 + length :]
+    return events
+
+
+def curves(path):
+    """As TensorBoard shows them: a start hides what was written for its step and later ones."""
+    points = {}
+    for file in sorted((path.parent / TENSORBOARD).iterdir()):
+        version, *events = events_of(file)
+        assert version.file_version == "brain.Event:2"
+        for event in events:
+            if event.session_log.status == SessionLog.START:
+                points = {k: v for k, v in points.items() if k[1] < event.step}
+            for value in event.summary.value:
+                points[value.tag, event.step] = value.simple_value
+    return points
+
+
+def test_crc32c_of_the_oracle():
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the catalogue of CRCs
+
+
+def test_tensorboard_has_the_numbers_of_the_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    feed(path, [1.0, 2.0, 4.0, np.nan, 16.0])
+    lines = read_metrics(path)
+    expected = {
+        (key, line["step"]): np.nan if value is None else np.float32(value)
+        for line in lines
+        for key, value in line.items()
+        if key != "step"
+    }
+    found = curves(path)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_equal(np.float32(found[key]), value, err_msg=str(key))
+    assert found["loss", 2] == 1.5
+
+
+def test_tensorboard_shows_the_steps_of_a_resumed_run_once(tmp_path):
+    losses = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    path = tmp_path / "metrics.jsonl"
+    feed(path, [*losses[:2], 100.0, 100.0], total=6)
+    feed(path, losses, first_step=2)
+    assert len(list((tmp_path / TENSORBOARD).iterdir())) == 2
+    shown = {step: value for (tag, step), value in curves(path).items() if tag == "loss"}
+    assert shown == {2: 1.5, 4: 6.0, 6: 24.0}
+
+
+def test_shares_of_the_time_of_a_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, name="test", first_step=0, total=4, every=2, batch_size=8)
+    for step in range(1, 5):
+        began = time.perf_counter()
+        time.sleep(0.05)
+        waited = time.perf_counter() - began
+        log.spend("input_wait", waited)
+        log.spend("flops_share", waited / 4 if step > 2 else None)
+        log.add(step, {"loss": (jnp.float32(1.0), jnp.float32(1.0))})
+    log.close()
+    first, second = read_metrics(path)
+    assert "flops_share" not in first
+    assert second["flops_share"] == pytest.approx(second["input_wait"] / 4, abs=2e-6)
+    for line in (first, second):
+        # Almost all the time was waiting, and an idle machine does little else.
+        assert 0.3 < line["input_wait"] <= 1.0
+        assert line["examples_per_second"] == pytest.approx(8 / line["seconds_per_step"], rel=2e-3)

@@ -1,3 +1,6 @@
+import copy
+import dataclasses
+import functools
 import re
 
 import jax
@@ -9,14 +12,17 @@ from hypothesis import strategies as st
 from tiny_world import equal_trees, world, write_jsonl
 
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.exact import ExactIndex
-from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.qa.examples import Example, Place, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.mesh import make_mesh, place_batch
 from orqa_jax.train.retrieve import (
     BeamSizes,
     BeamSource,
     fetch_by_callback,
+    fetch_by_device,
+    own_blocks,
     question_batch,
     reader_inputs,
     spans_equal,
@@ -183,18 +189,79 @@ def test_spans_equal_is_a_comparison_of_every_span(tokens, answers, width):
     assert got.shape == (len(tokens), 7, width)
 
 
+def of_share(source, share):
+    """The same source, where only a share of the questions is read."""
+    other = copy.copy(source)
+    other.sizes = dataclasses.replace(source.sizes, reading_share=share)
+    return other
+
+
+def test_questions_with_the_answer_in_their_beam_are_read_first(source):
+    rows_B = np.array([30, 7, 32, 0, 12, 30])
+    question_BP = np.random.default_rng(3).standard_normal((6, 16)).astype(np.float32)
+    whole = source.fetch(rows_B, question_BP)
+    readable = whole["span_correct"].any(axis=(1, 2, 3))
+    assert 0 < readable.sum() < 6
+    for share, count in ((1.0, 6), (0.5, 3), (0.2, 1), (0.01, 1)):
+        beam = of_share(source, share).fetch(rows_B, question_BP)
+        first = [b for b in range(6) if readable[b]] + [b for b in range(6) if not readable[b]]
+        expected = sorted(first[:count])
+        assert beam["read"].tolist() == expected
+        assert beam["readable"].tolist() == readable.tolist()
+        for name in ("token_ids", "mask", "segment_ids", "span_mask", "span_correct"):
+            np.testing.assert_array_equal(beam[name], whole[name][expected])
+        for name in ("block_ids", "vectors", "early_correct"):
+            np.testing.assert_array_equal(beam[name], whole[name])
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("early", [2, 20, 500])
-def test_shapes_are_those_of_fetch(vectors_NP, early):
+def test_shapes_are_those_of_fetch(vectors_NP, early, share):
     """Also where the early beam is smaller than what is read, or larger than the corpus."""
     examples = load_examples(world().questions)
     sizes = BeamSizes(early=early, read=3, reader_length=64, span_width=6)
     index = ExactIndex(vectors_NP)
     source = BeamSource(world().store, index, vectors_NP, world().tokenizer, examples, sizes)
+    source = of_share(source, share)
     beam = source.fetch(np.array([1, 2]), np.ones((2, 16), np.float32))
     found = {name: (array.shape, array.dtype) for name, array in beam.items()}
     expected = {name: (s.shape, s.dtype) for name, s in source.shapes(2, 16).items()}
     assert found == expected
     assert beam["block_ids"].shape[1] == min(early, len(world().store))
+
+
+def test_a_question_does_not_retrieve_the_block_it_was_taken_from(vectors_NP):
+    store = world().store
+    taken = [Example("t", "Who?", ("Anka Rill",), taken_from=Place(store.document_id(7), 0))]
+    own = next(i for i in range(len(store)) if store.document_id(i) == store.document_id(7))
+    examples = [*taken, Example("plain", "Who?", ("Anka Rill",))]
+    question_BP = np.stack([vectors_NP[own] * 9] * 2)
+    scores_N = vectors_NP @ question_BP[0]
+    for early in (20, 10_000):
+        sizes = dataclasses.replace(SIZES, early=early)
+        index = ExactIndex(vectors_NP)
+        source = BeamSource(store, index, vectors_NP, world().tokenizer, examples, sizes)
+        beam = source.fetch(np.array([0, 1]), question_BP)
+        kept = min(early, len(store) - 1)
+        best = np.argsort(-scores_N, kind="stable")
+        assert best[0] == own
+        np.testing.assert_array_equal(beam["block_ids"][0], best[best != own][:kept])
+        np.testing.assert_array_equal(beam["block_ids"][1], best[:kept])
+        np.testing.assert_array_equal(beam["vectors"][0], vectors_NP[beam["block_ids"][0]])
+        shapes = source.shapes(2, 16)
+        assert {name: x.shape for name, x in beam.items()} == {
+            name: x.shape for name, x in shapes.items()
+        }
+        only_plain = source.fetch(np.array([1]), question_BP[:1])
+        np.testing.assert_array_equal(only_plain["block_ids"][0], best[:kept])
+
+
+def test_own_blocks_must_be_of_the_corpus():
+    store = world().store
+    for place in (Place("nobody", 0), Place(store.document_id(0), 99_999)):
+        with pytest.raises(OrqaError, match=r"'t' was taken from document .* from the corpus that"):
+            own_blocks(store, [Example("t", "?", ("a",), taken_from=place)])
+    assert own_blocks(store, [Example("t", "?", ("a",))]).tolist() == [-1]
 
 
 def test_a_question_batch(source):
@@ -223,6 +290,21 @@ def test_the_callback_serves_each_device_its_rows(source):
     beam = inside(placed["rows"], placed["question"])
     equal_trees(jax.device_get(beam), source.fetch(rows_B, question_BP))
     assert beam["vectors"].sharding.spec[0] == "data"
+
+
+@pytest.mark.timeout(120)
+def test_each_device_chooses_among_its_rows_and_names_them_in_the_whole_batch(source):
+    source = of_share(source, 0.4)
+    mesh = make_mesh()
+    rows_B = np.arange(3, 27, dtype=np.int32)
+    question_BP = np.random.default_rng(4).standard_normal((24, 16)).astype(np.float32)
+    placed = place_batch(mesh, {"rows": rows_B, "question": question_BP})
+    parts = [source.fetch(rows_B[b : b + 3], question_BP[b : b + 3]) for b in range(0, 24, 3)]
+    expected = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    expected["read"] += np.arange(0, 24, 3, dtype=np.int32)
+    inside = jax.jit(functools.partial(fetch_by_callback, source, mesh))
+    equal_trees(jax.device_get(inside(placed["rows"], placed["question"])), expected)
+    equal_trees(fetch_by_device(source, placed["rows"], placed["question"]), expected)
 
 
 @pytest.mark.timeout(120)

@@ -1,0 +1,315 @@
+"""Runs one setting against others, one table and one plot at the end.
+
+    python -m experiments.sweep --config=experiments/configs/sweep_ict.py --config.out=runs/sweep
+
+Each variant becomes an ordinary run folder, ``OUT/runs/NAME``, on which every `orqa` command works.
+What two variants have in common is made once: a retriever is known by its settings, the corpus and
+the encoder that it starts from, block embeddings by the retriever's weights, a reader by all of
+these. So a sweep that was stopped goes on where it was, and a new variant costs only what is new.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.command_line import run_experiment
+from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
+from orqa_jax.eval.bootstrap import bootstrap_interval, paired_bootstrap
+from orqa_jax.eval.evaluate import metric
+from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.exact import ExactIndex
+from orqa_jax.index.manifest import write_json
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.models.weights import fingerprint_params, load_bert
+from orqa_jax.predict import DenseRetriever, load_answerer, predict_file
+from orqa_jax.qa.examples import load_examples
+from orqa_jax.report.files import about_path, judge_file, read_about
+from orqa_jax.report.page import SWEEP_NAME, write_report
+from orqa_jax.train import ict
+from orqa_jax.train.checkpoint import describe_model, load_model
+from orqa_jax.train.config import make_config
+from orqa_jax.train.encode import EncodeConfig, encode_corpus
+from orqa_jax.train.finetune import FinetuneConfig, finetune, fingerprint_examples
+from orqa_jax.train.mesh import accelerator_mesh
+from orqa_jax.train.metrics import read_metrics
+
+logger = logging.getLogger("orqa_jax.sweep")
+
+BASELINE = "baseline"
+RETRIEVED = 100
+_BATCH = 64
+# What is reported of retrieval alone, and of the fine-tuned whole.
+_ZERO_SHOT_METRICS = ("recall@1", "recall@5", "recall@20", "recall@100")
+_FINE_TUNED_METRICS = ("exact_match", "f1", "recall@5", "recall@20")
+_PLACES = {"corpus", "encoder", "retriever", "index", "train", "out"}
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """What a sweep compares.
+
+    Attributes:
+      name: Title of the table.
+      corpus: Folder of the block store that all variants share.
+      encoder: Folder of the BERT that all variants start from.
+      test: JSONL file of question-answer pairs that the table is about.
+      out: Folder of the sweep.
+      ict: Settings of ``ICTConfig`` in the baseline; ``steps = 0`` is no ICT at all.
+      finetune: Settings of ``FinetuneConfig`` in the baseline; empty to stop at zero-shot
+        retrieval.
+      variants: List of ``{"name": ..., "ict": {...}, "finetune": {...}}``: what each changes.
+      train: JSONL file of question-answer pairs to fine-tune on.
+      seeds: Each variant is trained with each; the table has the means of every question over them.
+    """
+
+    name: str
+    corpus: str
+    encoder: str
+    test: str
+    out: str
+    ict: dict  # type: ignore[type-arg]
+    finetune: dict  # type: ignore[type-arg]
+    variants: list  # type: ignore[type-arg]
+    train: str = ""
+    seeds: list = dataclasses.field(default_factory=lambda: [0])  # type: ignore[type-arg]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One row of the table: its name and the settings of its two trainings, without places."""
+
+    name: str
+    ict: Mapping[str, Any]
+    finetune: Mapping[str, Any] | None
+
+
+def variants_of(config: SweepConfig) -> list[Variant]:
+    """The baseline and what is compared with it.
+
+    Raises:
+      OrqaError: A variant has no name, or that of another, or a key that no training reads.
+    """
+    found = [Variant(BASELINE, config.ict, config.finetune or None)]
+    for number, given in enumerate(config.variants, 1):
+        unknown = given.keys() - {"name", "ict", "finetune"}
+        if unknown or not isinstance(given.get("name"), str):
+            raise OrqaError(
+                f"Variant {number} of the sweep needs a name, and may have ict and finetune, not "
+                f"{', '.join(sorted(unknown)) or 'no name'}."
+            )
+        changes = given.get("finetune", {})
+        if changes and not config.finetune:
+            raise OrqaError(
+                f"Variant {given['name']!r} changes fine-tuning, which this sweep does not do; "
+                "give the baseline settings in finetune."
+            )
+        fine = {**config.finetune, **changes} if config.finetune else None
+        found.append(Variant(given["name"], {**config.ict, **given.get("ict", {})}, fine))
+    names = [variant.name for variant in found]
+    folders = [_folder_name(name) for name in names]
+    if len(set(folders)) < len(folders):
+        raise OrqaError(f"The variants of a sweep need different names, not {', '.join(names)}.")
+    placed = {key: "-" for key in _PLACES}
+    for variant in found:
+        # Every mistake is found before the first hour of training.
+        places = {key: placed[key] for key in ("corpus", "encoder", "out")}
+        make_config(ict.ICTConfig, {**variant.ict, **places})
+        if variant.finetune is not None:
+            make_config(FinetuneConfig, {**variant.finetune, **placed})
+    return found
+
+
+def sweep(config: SweepConfig) -> Path:
+    """Runs, or continues, all variants; writes ``sweep.json``, ``sweep.md`` and the report.
+
+    Returns:
+      The page of the report.
+
+    Raises:
+      OrqaError: Settings are wrong, or an input is missing.
+    """
+    variants = variants_of(config)
+    if config.finetune and not config.train:
+        raise OrqaError("The sweep fine-tunes, so it needs train, a file of question-answer pairs.")
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for number, variant in enumerate(variants, 1):
+        of_seeds = []
+        for seed in config.seeds:
+            logger.info("[%d/%d] %s, seed %d", number, len(variants), variant.name, seed)
+            run = run_variant(config, variant, seed)
+            of_seeds.append(measure(run, Path(config.test)))
+        scores[variant.name] = {
+            name: np.mean([found[name] for found in of_seeds], axis=0) for name in of_seeds[0]
+        }
+    summary = summarize_sweep(config, scores)
+    write_json(out / SWEEP_NAME, summary)
+    page, _ = write_report([out], out / "report")
+    return page
+
+
+def run_variant(config: SweepConfig, variant: Variant, seed: int) -> Path:
+    """Trains, encodes and predicts what is not there yet; returns the run folder."""
+    out, corpus = Path(config.out), Path(config.corpus)
+    name = _folder_name(variant.name) + (f"-seed{seed}" if len(config.seeds) > 1 else "")
+    run = out / "runs" / name
+    run.mkdir(parents=True, exist_ok=True)
+    _link(run / "corpus", corpus)
+    store = BlockStore(corpus)
+    encoder = fingerprint_params(load_bert(Path(config.encoder))[1])
+    settings = {**variant.ict, "seed": seed}
+    trained = out / "shared" / _key("ict", settings, store.fingerprint, encoder)
+    places = {"corpus": config.corpus, "encoder": config.encoder, "out": str(trained)}
+    ict.pretrain(make_config(ict.ICTConfig, settings | places))
+    _link(run / "ict", trained)
+    model = trained / "model"
+    weights = describe_model(model, kind=ict.MODEL_KIND)["weights_fingerprint"]
+    index = out / "shared" / _key("index", {}, store.fingerprint, weights)
+    encode_corpus(EncodeConfig(corpus=config.corpus, retriever=str(model), out=str(index)))
+    _link(run / "index", index)
+    retrieve_file(run, Path(config.test), run / "predictions" / "zero_shot.jsonl")
+    if variant.finetune is None:
+        return run
+    settings = {**variant.finetune, "seed": seed}
+    train = fingerprint_examples(load_examples(config.train))
+    tuned = out / "shared" / _key("finetune", settings, store.fingerprint, weights, train, encoder)
+    places = {
+        "corpus": config.corpus,
+        "encoder": config.encoder,
+        "retriever": str(model),
+        "index": str(index),
+        "train": config.train,
+        "out": str(tuned),
+    }
+    finetune(make_config(FinetuneConfig, settings | places))
+    _link(run / "finetune", tuned)
+    bm25 = out / "shared" / _key("bm25", {}, store.fingerprint)
+    if not (bm25 / "manifest.json").exists():
+        BM25Index.build(store, bm25)
+    _link(run / "bm25", bm25)
+    predictions = run / "predictions" / "orqa.jsonl"
+    made_by = describe_model(tuned / "model", kind="question answerer")["weights_fingerprint"]
+    if not _is_made_by(predictions, made_by, Path(config.test)):
+        about = {"weights_fingerprint": made_by}
+        predict_file(load_answerer(run), Path(config.test), predictions, about=about)
+    return run
+
+
+def retrieve_file(run: Path, questions: Path, out: Path) -> None:
+    """Writes what the retriever of a run finds before fine-tuning; without answers."""
+    about, params, tokenizer = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
+    weights = about["weights_fingerprint"]
+    if _is_made_by(out, weights, questions):
+        return
+    store = BlockStore(run / "corpus")
+    vectors_NP = open_embeddings(
+        run / "index", corpus_fingerprint=store.fingerprint, weights_fingerprint=weights
+    )
+    retriever = DenseRetriever(
+        DualEncoder(retriever_config_from_dict(about["retriever"])),
+        params,
+        ExactIndex(vectors_NP, mesh=accelerator_mesh()),
+        tokenizer,
+        about["question_length"],
+    )
+    examples = load_examples(questions)
+    lines = []
+    for start in range(0, len(examples), _BATCH):
+        batch = examples[start : start + _BATCH]
+        ids_BC, scores_BC = retriever.search(
+            [example.question for example in batch], min(RETRIEVED, len(store))
+        )
+        for example, ids, scores in zip(batch, ids_BC.tolist(), scores_BC.tolist(), strict=True):
+            found = {"retrieved": ids, "retrieval_scores": [round(score, 5) for score in scores]}
+            line = {"id": example.id, "question": example.question, "answer": ""} | found
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    corpus = {"corpus": str(store.folder.resolve()), "corpus_fingerprint": store.fingerprint}
+    made_from = {"weights_fingerprint": weights, "questions": str(questions.resolve())}
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text("".join(lines), encoding="utf-8")
+    write_json(about_path(out), corpus | made_from)
+    os.replace(partial, out)
+
+
+def measure(run: Path, test: Path) -> dict[str, np.ndarray]:
+    """Every metric of the table for each question, float64 [questions], from a run's predictions.
+
+    ``no signal`` is the same for all questions: the share of training examples without any answer
+    among the blocks retrieved for them, over the whole of fine-tuning.
+    """
+    judged = judge_file(run / "predictions" / "zero_shot.jsonl", test)
+    found = {f"zero-shot {name}": metric(judged, name) for name in _ZERO_SHOT_METRICS}
+    if (run / "predictions" / "orqa.jsonl").exists():
+        judged = judge_file(run / "predictions" / "orqa.jsonl", test)
+        found |= {name: metric(judged, name) for name in _FINE_TUNED_METRICS}
+        lines = read_metrics(run / "finetune" / "metrics.jsonl")
+        share = np.mean([line["no_signal"] for line in lines])
+        found["no signal"] = np.full(len(judged), share)
+    return found
+
+
+def summarize_sweep(
+    config: SweepConfig, scores: Mapping[str, Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """The table of a sweep as `orqa_jax.report.page.sweep_section` reads it."""
+    baseline = scores[BASELINE]
+    rows = []
+    for name, of_variant in scores.items():
+        row: dict[str, Any] = {"name": name, "metrics": {}, "against_first": {}}
+        for key, values in of_variant.items():
+            row["metrics"][key] = dataclasses.asdict(bootstrap_interval(values))
+            if name != BASELINE and key != "no signal":
+                difference, p_value = paired_bootstrap(values, baseline[key])
+                row["against_first"][key] = dataclasses.asdict(difference) | {"p": p_value}
+        rows.append(row)
+    questions = len(next(iter(baseline.values())))
+    seeds = ", ".join(map(str, config.seeds))
+    note = (
+        f"{questions} questions, seed(s) {seeds}; percent, means over the seeds, 95% bootstrap "
+        "intervals over the questions. In brackets after it the difference from the first row, and "
+        "its two-sided p-value by paired bootstrap. No signal: share of training examples without "
+        "an answer among the blocks retrieved for them."
+    )
+    return {"name": config.name, "note": note, "rows": rows}
+
+
+def _key(stage: str, settings: Mapping[str, Any], *fingerprints: str) -> str:
+    told = json.dumps([dict(sorted(settings.items())), *fingerprints])
+    return f"{stage}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-")
+
+
+def _link(link: Path, target: Path) -> None:
+    relative = os.path.relpath(target.resolve(), link.parent.resolve())
+    if link.is_symlink() and os.readlink(link) == relative:
+        return
+    link.unlink(missing_ok=True)
+    link.symlink_to(relative, target_is_directory=True)
+
+
+def _is_made_by(predictions: Path, weights: str, questions: Path) -> bool:
+    wanted = {"weights_fingerprint": weights, "questions": str(questions.resolve())}
+    return predictions.exists() and read_about(predictions).items() >= wanted.items()
+
+
+def main(config: SweepConfig) -> None:
+    print(sweep(config))
+
+
+if __name__ == "__main__":
+    run_experiment(SweepConfig, main)

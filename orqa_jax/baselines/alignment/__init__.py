@@ -1,0 +1,1 @@
+"""Alignment of question and answer words by their vectors (Yadav et al. 2018)."""

@@ -1,0 +1,341 @@
+"""Weights of BERT's, ORQA's and REALM's releases, under their names, as parameters of our modules.
+
+Names and sizes are those of the public releases: TensorFlow checkpoints of google-research/bert and
+of ORQA's `language/orqa`, and the REALM checkpoints in the form of Hugging Face transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import BertConfig
+from orqa_jax.models.reader import ReaderConfig
+from orqa_jax.models.retriever import RetrieverConfig
+from orqa_jax.models.tensorflow import read_tensorflow
+from orqa_jax.models.torch_file import read_torch
+from orqa_jax.models.weights import (
+    TreePath,
+    bert_names,
+    bert_shapes,
+    place_weights,
+    read_safetensors,
+)
+
+Tensors = Mapping[str, np.ndarray]
+
+_WORDS = "bert/embeddings/word_embeddings"
+_OPTIMIZER = re.compile(r".*(adam_[mv]|AdamWeightDecayOptimizer[^/]*)$")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was found in a foreign checkpoint.
+
+    Attributes:
+      config: Shape of the module.
+      params: Its parameters.
+      unplaced: Names of the tensors of the same file that are no part of it, optimiser slots left
+        out.
+    """
+
+    config: Any
+    params: dict[str, Any]
+    unplaced: list[str]
+
+
+def load_tensorflow_bert(folder: Path) -> Imported:
+    """Reads a released BERT: `bert_config.json` and `bert_model.ckpt`.
+
+    Raises:
+      OrqaError: a file is missing or damaged; every missing and misshaped weight is named.
+    """
+    path = folder / "bert_config.json"
+    try:
+        config = BertConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise OrqaError(f"{path} cannot be read ({error}); name the folder of a BERT.") from error
+    tensors = read_tensorflow(folder / "bert_model.ckpt")
+    names = tensorflow_bert_names(config, "bert/")
+    return _finish(folder, config, tensors, names, bert_shapes(config), transposed=False)
+
+
+def load_tensorflow_retriever(
+    source: Path, *, hidden_act: str = "gelu_new", heads: int = 0
+) -> Imported:
+    """Reads the tower of ORQA's ICT module or REALM's embedder, alone or in a fine-tuned model.
+
+    Its shape follows from the weights, but for two things that leave no trace in them.
+
+    Args:
+      source: a hub module (with `variables/`), or a checkpoint.
+      hidden_act: "gelu_new", or "gelu" for a BERT from before its code approximated GELU.
+      heads: attention heads; 0 for one in 64 of the hidden size.
+
+    Raises:
+      OrqaError: there is no such tower, or more than one; weights are missing.
+    """
+    tensors = read_tensorflow(_variables(source))
+    prefix = _only_prefix(source, tensors, reader=False)
+    scope = _scope_of_projection(source, tensors, prefix)
+    # The Keras layer of ORQA has another name, and another default epsilon, than REALM's.
+    keras = f"{scope}layer_normalization/gamma" in tensors
+    norm = f"{scope}layer_normalization" if keras else f"{scope}LayerNorm"
+    bert = _infer_bert(tensors, prefix, hidden_act, heads)
+    size = tensors[f"{scope}dense/kernel"].shape[-1]
+    config = _release_retriever(bert, size, 1e-3 if keras else 1e-12)
+    names, shapes = _with_bert(
+        tensorflow_bert_names(bert, f"{prefix}bert/"),
+        bert_shapes(bert),
+        {
+            ("projection", "kernel"): (f"{scope}dense/kernel", (bert.hidden_size, size)),
+            ("projection", "bias"): (f"{scope}dense/bias", (size,)),
+            ("norm", "scale"): (f"{norm}/gamma", (size,)),
+            ("norm", "bias"): (f"{norm}/beta", (size,)),
+        },
+    )
+    return _finish(source, config, tensors, names, shapes, transposed=False)
+
+
+def load_tensorflow_reader(
+    source: Path, *, hidden_act: str = "gelu_new", heads: int = 0, max_span_wordpieces: int = 10
+) -> Imported:
+    """Reads the reader of a fine-tuned ORQA or REALM; see `load_tensorflow_retriever`."""
+    tensors = read_tensorflow(_variables(source))
+    prefix = _only_prefix(source, tensors, reader=True)
+    bert = _infer_bert(tensors, prefix, hidden_act, heads)
+    size = tensors["reader/dense/bias"].shape[0] // 2 if "reader/dense/bias" in tensors else 256
+    names, shapes = _with_bert(
+        {
+            p: n
+            for p, n in tensorflow_bert_names(bert, f"{prefix}bert/").items()
+            if p[0] != "pooler"
+        },
+        bert_shapes(bert),
+        _reader_heads(
+            bert.hidden_size,
+            size,
+            {
+                "endpoints": ("reader/dense/kernel", "reader/dense/bias"),
+                "norm": ("reader/layer_normalization/gamma", "reader/layer_normalization/beta"),
+                "score": ("reader/dense_1/kernel", "reader/dense_1/bias"),
+            },
+        ),
+    )
+    config = ReaderConfig(bert, size, max_span_wordpieces)
+    return _finish(source, config, tensors, names, shapes, transposed=False)
+
+
+def load_tensorflow_embeddings(source: Path) -> np.ndarray:
+    """The block embeddings of a release, float32 [N, P], memory-mapped: `encoded/encoded.ckpt`."""
+    folder = source / "encoded" if (source / "encoded").is_dir() else source
+    tensors = read_tensorflow(folder)
+    if "block_emb" not in tensors:
+        raise OrqaError(f"{folder} holds no 'block_emb', but {', '.join(sorted(tensors)[:5])}.")
+    return tensors["block_emb"]
+
+
+# --- REALM in the form of Hugging Face transformers -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Realm:
+    """A REALM checkpoint: its embedder, and for open question answering the rest."""
+
+    embedder: Imported
+    reader: Imported | None
+    block_embeddings: np.ndarray | None
+    reader_beam: int
+    reader_length: int
+
+
+def load_realm(folder: Path) -> Realm:
+    """Reads `RealmEmbedder`, `RealmScorer` (its embedder) or `RealmForOpenQA`.
+
+    Raises:
+      OrqaError: the folder holds none of these; every missing and misshaped weight is named.
+    """
+    path = folder / "config.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OrqaError(f"{path} cannot be read ({error}); name the folder of a REALM.") from error
+    if about.get("model_type") != "realm":
+        raise OrqaError(f"{path} describes a {about.get('model_type')!r}, not a 'realm'.")
+    if (folder / "model.safetensors").exists():
+        tensors: Tensors = read_safetensors(folder / "model.safetensors")
+    else:
+        tensors = read_torch(folder / "pytorch_model.bin")
+    bert = BertConfig.from_dict({**about, "model_type": "bert"})
+    prefix = "embedder." if any(name.startswith("embedder.") for name in tensors) else ""
+    size = about["retriever_proj_size"]
+    names, shapes = _with_bert(
+        {path: f"{prefix}realm.{name}" for path, name in bert_names(bert).items()},
+        bert_shapes(bert),
+        {
+            ("projection", "kernel"): (f"{prefix}cls.dense.weight", (bert.hidden_size, size)),
+            ("projection", "bias"): (f"{prefix}cls.dense.bias", (size,)),
+            ("norm", "scale"): (f"{prefix}cls.LayerNorm.weight", (size,)),
+            ("norm", "bias"): (f"{prefix}cls.LayerNorm.bias", (size,)),
+        },
+    )
+    config = _release_retriever(bert, size, bert.layer_norm_eps)
+    reader = None
+    placed = set(names.values())
+    if any(name.startswith("reader.") for name in tensors):
+        heads = "reader.qa_outputs"
+        span = about["span_hidden_size"]
+        reader_names, reader_shapes = _with_bert(
+            {p: f"reader.realm.{n}" for p, n in bert_names(bert).items() if p[0] != "pooler"},
+            bert_shapes(bert),
+            _reader_heads(
+                bert.hidden_size,
+                span,
+                {
+                    name: (f"{heads}.{theirs}.weight", f"{heads}.{theirs}.bias")
+                    for name, theirs in {
+                        "endpoints": "dense_intermediate",
+                        "norm": "layer_normalization",
+                        "score": "dense_output",
+                    }.items()
+                },
+            ),
+        )
+        placed |= set(reader_names.values()) | {"block_emb"}
+        reader_config = ReaderConfig(bert, span, about["max_span_width"])
+        reader = _finish(folder, reader_config, tensors, reader_names, reader_shapes)
+    embedder = _finish(folder, config, tensors, names, shapes)
+    unplaced = [name for name in embedder.unplaced if name not in placed]
+    return Realm(
+        Imported(config, embedder.params, unplaced),
+        reader,
+        tensors.get("block_emb"),
+        about.get("reader_beam_size", 5),
+        about.get("reader_seq_len", 320),
+    )
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def tensorflow_bert_names(config: BertConfig, prefix: str) -> dict[TreePath, str]:
+    """Path of each parameter of `Bert` -> its name in a TensorFlow BERT."""
+    names = {}
+    for path, theirs in bert_names(config).items():
+        name = theirs.replace("encoder.layer.", "encoder/layer_").replace(".", "/")
+        if path[:1] == ("embeddings",) and len(path) == 2:
+            name = name.removesuffix("/weight")
+        elif path[-1] in ("scale", "bias") and "norm" in path[-2]:
+            name = name.removesuffix("/weight").removesuffix("/bias")
+            name += "/gamma" if path[-1] == "scale" else "/beta"
+        else:
+            name = name.replace("/weight", "/kernel")
+        names[path] = prefix + name
+    return names
+
+
+Heads = dict[TreePath, tuple[str, tuple[int, ...]]]
+
+
+def _with_bert(
+    names: Mapping[TreePath, str], shapes: Mapping[TreePath, tuple[int, ...]], heads: Heads
+) -> tuple[dict[TreePath, str], dict[TreePath, tuple[int, ...]]]:
+    all_names = {("bert", *path): name for path, name in names.items()}
+    all_shapes = {("bert", *path): shapes[path] for path in names}
+    for path, (name, shape) in heads.items():
+        all_names[path], all_shapes[path] = name, shape
+    return all_names, all_shapes
+
+
+def _reader_heads(hidden: int, size: int, names: Mapping[str, tuple[str, str]]) -> Heads:
+    return {
+        ("endpoints", "kernel"): (names["endpoints"][0], (hidden, 2 * size)),
+        ("endpoints", "bias"): (names["endpoints"][1], (2 * size,)),
+        ("span_score", "norm_scale"): (names["norm"][0], (size,)),
+        ("span_score", "norm_bias"): (names["norm"][1], (size,)),
+        ("span_score", "kernel"): (names["score"][0], (size, 1)),
+        ("span_score", "bias"): (names["score"][1], (1,)),
+    }
+
+
+def _release_retriever(bert: BertConfig, size: int, norm_eps: float) -> RetrieverConfig:
+    return RetrieverConfig(
+        bert,
+        projection_size=size,
+        pooling="pooler",
+        shared_towers=True,
+        layer_norm=True,
+        projection_dropout=0.1,
+        projection_norm_eps=norm_eps,
+        projection_init="glorot_uniform",
+    )
+
+
+def _variables(source: Path) -> Path:
+    return source / "variables" if (source / "variables").is_dir() else source
+
+
+def _only_prefix(source: Path, tensors: Tensors, *, reader: bool) -> str:
+    found = [
+        name.removesuffix(_WORDS)
+        for name in tensors
+        if name.endswith(_WORDS) and name.startswith("reader/") == reader
+    ]
+    if len(found) != 1:
+        what = "reader" if reader else "retriever"
+        listed = f" ({', '.join(sorted(found))})" if found else ""
+        raise OrqaError(f"{source} holds {len(found)} BERTs that may be its {what}{listed}.")
+    return found[0]
+
+
+def _scope_of_projection(source: Path, tensors: Tensors, prefix: str) -> str:
+    """The innermost scope around a BERT that has a projection."""
+    scopes = prefix.split("/")[:-1]
+    for depth in range(len(scopes), -1, -1):
+        scope = "".join(f"{part}/" for part in scopes[:depth])
+        if f"{scope}dense/kernel" in tensors:
+            return scope
+    raise OrqaError(f"{source} holds a BERT ({prefix}bert) without a projection (dense/kernel).")
+
+
+def _infer_bert(tensors: Tensors, prefix: str, hidden_act: str, heads: int) -> BertConfig:
+    root = f"{prefix}bert"
+    vocab, hidden = tensors[f"{prefix}{_WORDS}"].shape
+    layer = re.compile(re.escape(f"{root}/encoder/layer_") + r"(\d+)/intermediate/dense/bias")
+    layers = [(int(match[1]), name) for name in tensors if (match := layer.fullmatch(name))]
+    if not layers:
+        raise OrqaError(f"{root} has no layers in this checkpoint.")
+    return BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=len(layers),
+        num_attention_heads=heads or max(hidden // 64, 1),
+        intermediate_size=tensors[layers[0][1]].shape[0],
+        max_position_embeddings=tensors[f"{root}/embeddings/position_embeddings"].shape[0],
+        type_vocab_size=tensors[f"{root}/embeddings/token_type_embeddings"].shape[0],
+        hidden_act=hidden_act,
+    )
+
+
+def _finish(
+    source: Path,
+    config: Any,
+    tensors: Tensors,
+    names: Mapping[TreePath, str],
+    shapes: Mapping[TreePath, tuple[int, ...]],
+    *,
+    transposed: bool = True,
+) -> Imported:
+    params, defects = place_weights(tensors, names, shapes, transposed=transposed)
+    if defects:
+        raise OrqaError(f"{source} does not hold what it should: " + "; ".join(defects))
+    placed = set(names.values())
+    unplaced = sorted(n for n in tensors if n not in placed and not _OPTIMIZER.fullmatch(n))
+    return Imported(config, params, unplaced)

@@ -1,0 +1,1 @@
+"""What came out, for people: predictions and runs from files into tables, plots and a page."""

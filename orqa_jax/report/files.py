@@ -1,0 +1,255 @@
+"""Judging files: predictions, references and the corpus brought together, whatever made them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orqa_jax.corpus.places import block_at, blocks_of_documents
+from orqa_jax.corpus.postings import answer_postings
+from orqa_jax.corpus.store import BlockStore
+from orqa_jax.errors import OrqaError
+from orqa_jax.eval.evaluate import Evaluation, summarize
+from orqa_jax.eval.judge import Evidence, Judgement, judge
+from orqa_jax.eval.predictions import Passage, Predictions, read_predictions
+from orqa_jax.eval.questions import answer_counts
+from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.text.jsonl import read_jsonl, record_id
+from orqa_jax.text.wordpiece import WordPiece
+
+# Of the paper; for predictions that do not say how many blocks were read.
+DEFAULT_BEAM = 5
+# How deep the default table looks.
+DEPTH = 100
+
+logger = logging.getLogger(__name__)
+
+
+def about_path(predictions: Path) -> Path:
+    """The file beside a predictions file that says where it came from."""
+    return predictions.with_name(predictions.name + ".about.json")
+
+
+def read_about(predictions: Path) -> dict[str, Any]:
+    """What is known of where predictions came from: {} where nothing is.
+
+    Raises:
+        OrqaError: the file beside them is broken.
+    """
+    path = about_path(predictions)
+    if not path.exists():
+        return {}
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        Path(about["corpus"]), str(about["corpus_fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OrqaError(f"{path} is broken ({error!r}); predict again.") from error
+    return dict(about)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that belongs to one file of predictions.
+
+    Attributes:
+        predictions: as read.
+        references: their file.
+        examples: what it holds.
+        store: the blocks that `retrieved` numbers, if they are a corpus at hand.
+        beam: how many blocks were read.
+    """
+
+    predictions: Predictions
+    references: Path
+    examples: list[Example]
+    store: BlockStore | None
+    beam: int
+
+    def passage(self, block: int) -> Passage:
+        """The passage that a number of `retrieved` means.
+
+        Raises:
+            IndexError: there is none of that number.
+        """
+        if self.predictions.passages is not None:
+            return self.predictions.passages[block]
+        if self.store is None:
+            raise IndexError(f"block {block} of an unknown corpus")
+        return Passage(
+            self.store.document_id(block), self.store.title(block), self.store.text(block)
+        )
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.predictions.passages is not None or self.store is not None
+
+    def block_text(self) -> Callable[[int], str]:
+        """Text by block number, without reading what is not asked for."""
+        if self.predictions.passages is not None:
+            passages = self.predictions.passages
+            return lambda block: passages[block].text
+        assert self.store is not None
+        return self.store.text
+
+
+def open_source(
+    predictions: Path, references: Path, *, corpus: Path | None = None, beam: int | None = None
+) -> Source:
+    """Reads predictions and references, and opens the corpus that was searched, if it is there.
+
+    Args:
+        predictions: in one of the formats of `eval.predictions`.
+        references: question-answer pairs.
+        corpus: the block store; by default the one named beside the predictions. Not needed where
+            the predictions bring their passages along.
+        beam: blocks that were read; by default what is said beside the predictions, or 5.
+
+    Raises:
+        OrqaError: a file is missing or broken, or the corpus is another one.
+    """
+    examples = load_examples(references)
+    found = read_predictions(predictions, examples)
+    about = read_about(predictions)
+    beam = beam or int(about.get("reader_beam", DEFAULT_BEAM))
+    if found.passages is not None:
+        return Source(found, references, examples, None, beam)
+    if corpus is None and about and Path(about["corpus"]).exists():
+        corpus = Path(about["corpus"])
+    store = BlockStore(corpus) if corpus else None
+    if store and about and about["corpus_fingerprint"] != store.fingerprint:
+        raise OrqaError(
+            f"{predictions} was made on corpus {about['corpus_fingerprint'][:16]}, but "
+            f"{corpus} is {store.fingerprint[:16]}; name the right one with --corpus."
+        )
+    return Source(found, references, examples, store, beam)
+
+
+def judge_source(source: Source, *, train: Path | None = None) -> list[Judgement]:
+    """Judges the predictions of a source, see `eval.judge`.
+
+    Where the corpus is at hand, it is searched for the answers as fine-tuning does it, by
+    wordpieces, so that answers that stand nowhere are told apart.
+
+    Args:
+        source: of `open_source`.
+        train: training pairs, for the table by how often an answer occurs in them.
+    """
+    counts = None
+    if train is not None:
+        counts = answer_counts(example.answers for example in load_examples(train))
+    evidence = None
+    records = source.predictions.records
+    if source.has_blocks and any("retrieved" in record for record in records):
+        evidence = Evidence(
+            source.block_text(),
+            lambda block: source.passage(block).title,
+            source.beam,
+            gold_blocks(source),
+            answers_in_corpus(source.store, source.examples) if source.store else {},
+        )
+    return judge(records, source.examples, evidence, answer_counts=counts)
+
+
+def judge_file(
+    predictions: Path,
+    references: Path,
+    *,
+    corpus: Path | None = None,
+    beam: int | None = None,
+    train: Path | None = None,
+) -> list[Judgement]:
+    """`judge_source` of `open_source`."""
+    source = open_source(predictions, references, corpus=corpus, beam=beam)
+    return judge_source(source, train=train)
+
+
+def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = None) -> Evaluation:
+    """Scores a predictions file against question-answer pairs.
+
+    Recall of the answer string needs the texts of the blocks: those of ``corpus``, or of the one
+    named beside the predictions. Where there is neither, recall is left out and the log says so.
+
+    Raises:
+      OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
+    """
+    source = open_source(predictions, references, corpus=corpus)
+    evidence = None
+    if source.has_blocks:
+        evidence = Evidence(source.block_text(), beam=0)
+    else:
+        logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
+    return summarize(judge(source.predictions.records, source.examples, evidence, depth=DEPTH))
+
+
+def answers_in_corpus(store: BlockStore, examples: Sequence[Example]) -> dict[str, bool]:
+    """Whether any block holds an answer, by question id.
+
+    As fine-tuning looks for them: a run of whole words with the same wordpieces. Questions whose
+    answers are regular expressions are left out, since a whole corpus of them takes too long.
+    """
+    plain = [example for example in examples if example.match == "string"]
+    tokenizer = WordPiece.load(store.tokenizer_folder)
+    encoded = tokenizer.encode([answer for example in plain for answer in example.answers])
+    ids = iter([one.ids for one in encoded])
+    answers = [[next(ids) for _ in example.answers] for example in plain]
+    postings = answer_postings(store, answers, tokenizer.continues_word)
+    return {example.id: bool(len(p)) for example, p in zip(plain, postings, strict=True)}
+
+
+def gold_blocks(source: Source) -> dict[str, frozenset[int]]:
+    """Blocks of the passage that each question was written from, for questions that tell.
+
+    A question tells by the keys `document_id`, and `answer_start`, a character of that document's
+    text that lies in the answer; without the latter every block of the document counts. Passages
+    that the predictions bring along are found by their id alone.
+
+    Raises:
+        OrqaError: one of the keys has a wrong type, or no block of the corpus is from the document.
+    """
+    wanted: dict[str, tuple[str, str, int | None]] = {}
+    for where, record in read_jsonl(source.references):
+        document, start = record.get("document_id"), record.get("answer_start")
+        if document is None:
+            continue
+        if not isinstance(document, str) or not (start is None or type(start) is int):
+            raise OrqaError(
+                f"{where} needs a 'document_id' that is a string and an 'answer_start' that is a "
+                "whole number (or neither)."
+            )
+        question = record_id(where, record, default=where.rpartition(":")[2])
+        wanted[question] = (where, document, start)
+    if not wanted:
+        return {}
+    blocks_of = _blocks_of_documents(source, {document for _, document, _ in wanted.values()})
+    found = {}
+    for question, (where, document, start) in wanted.items():
+        blocks = blocks_of.get(document, [])
+        if source.store is None:
+            # Passages that nothing retrieved are not at hand.
+            found[question] = frozenset(blocks)
+            continue
+        if not blocks:
+            raise OrqaError(
+                f"{where} was written from document {document!r}, of which the corpus has no "
+                "block; evaluate with the corpus that the questions were made for."
+            )
+        if start is not None:
+            block = block_at(source.store, blocks, start)
+            blocks = [] if block is None else [block]
+        found[question] = frozenset(blocks)
+    return found
+
+
+def _blocks_of_documents(source: Source, documents: set[str]) -> Mapping[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    if source.predictions.passages is not None:
+        for number, passage in enumerate(source.predictions.passages):
+            if passage.id in documents:
+                found.setdefault(passage.id, []).append(number)
+        return found
+    assert source.store is not None
+    return blocks_of_documents(source.store, documents)

@@ -1,0 +1,194 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
+from orqa_jax.qa.examples import Example
+from orqa_jax.report.files import (
+    about_path,
+    answers_in_corpus,
+    evaluate_file,
+    gold_blocks,
+    judge_file,
+    open_source,
+)
+from orqa_jax.text.wordpiece import WordPiece
+
+DOCUMENTS = [
+    {"id": "mill", "title": "Mill", "text": "Oda built the mill. It burned in 1807. It is gone."},
+    {"id": "salt", "title": "Salt", "text": "Salt came from Dorn. Oda sold it."},
+]
+LINES = [
+    {
+        "id": "q1",
+        "question": "Who built the mill?",
+        "answer": "Oda",
+        "document_id": "mill",
+        "answer_start": 0,
+    },
+    {
+        "id": "q2",
+        "question": "When did it burn?",
+        "answer": "1807",
+        "document_id": "mill",
+        "answer_start": 32,
+    },
+    {"id": "q3", "question": "Who knows?", "answer": "Nobody"},
+]
+
+
+def jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + list("0123456789")
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{c}" for c in letters),
+        ".",
+        "?",
+    ]
+    tokenizer = WordPiece.from_vocab(vocabulary)
+    source = jsonl(folder / "documents.jsonl", DOCUMENTS)
+    # One sentence or two a block.
+    return build_corpus([source], folder / "corpus", tokenizer, max_wordpieces=36, workers=1)
+
+
+@pytest.fixture
+def references(tmp_path):
+    return jsonl(tmp_path / "references.jsonl", LINES)
+
+
+def block_with(store, text):
+    (found,) = [i for i in range(len(store)) if text in store.text(i)]
+    return found
+
+
+def predictions(path, store, **about):
+    mill, fire, salt = (block_with(store, text) for text in ("built", "1807", "Salt"))
+    records = [
+        {"id": "q1", "answer": "Oda", "retrieved": [salt, mill], "candidates": [{"block": salt}]},
+        {"id": "q2", "answer": "Oda", "retrieved": [mill, fire]},
+        {"id": "q3", "answer": "Salt", "retrieved": [salt]},
+    ]
+    jsonl(path, records)
+    if about:
+        about_path(path).write_text(json.dumps(about))
+    return path
+
+
+def about_of(store):
+    return {"corpus": str(store.folder), "corpus_fingerprint": store.fingerprint}
+
+
+def test_everything_about_a_file(tmp_path, store, references):
+    path = predictions(tmp_path / "p.jsonl", store, **about_of(store), reader_beam=1)
+    train = jsonl(tmp_path / "train.jsonl", [{"question": "Who?", "answer": "oda"}])
+    judged = judge_file(path, references, train=train)
+    assert [one.outcome for one in judged] == [
+        "spurious hit",
+        "not in the beam",
+        "not in the corpus",
+    ]
+    assert [one.rank_gold for one in judged] == [2, 2, None]
+    assert [one.kinds["answer in training"] for one in judged] == [
+        "once",
+        "never in training",
+        "never in training",
+    ]
+    wider = judge_file(path, references, beam=2)
+    assert [one.outcome for one in wider][1] == "lost by the reader"
+
+
+def test_gold_blocks(tmp_path, store, references):
+    source = open_source(predictions(tmp_path / "p.jsonl", store), references, corpus=store.folder)
+    mill, fire = block_with(store, "built"), block_with(store, "1807")
+    assert mill != fire
+    assert gold_blocks(source) == {"q1": {mill}, "q2": {fire}}
+    whole = [{k: v for k, v in line.items() if k != "answer_start"} for line in LINES]
+    source = open_source(
+        source.references.with_name("p.jsonl"), jsonl(references, whole), corpus=store.folder
+    )
+    every = {i for i in range(len(store)) if store.document_id(i) == "mill"}
+    assert gold_blocks(source) == {"q1": every, "q2": every}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("document_id", "mull", r"references\.jsonl:1 was written from document 'mull'"),
+        ("document_id", 7, r"references\.jsonl:1 needs a 'document_id' that is a string"),
+        ("answer_start", 1.5, r"references\.jsonl:1 needs a 'document_id' that is a string"),
+    ],
+)
+def test_defects_of_gold(tmp_path, store, references, key, value, message):
+    jsonl(references, [{**LINES[0], key: value}, *LINES[1:]])
+    path = predictions(tmp_path / "p.jsonl", store)
+    with pytest.raises(OrqaError, match=message):
+        judge_file(path, references, corpus=store.folder)
+
+
+def test_answers_in_corpus(store):
+    examples = [
+        Example("a", "?", ("Nobody", "dorn")),
+        Example("b", "?", ("od",)),
+        Example("c", "?", ("1807.",)),
+        Example("d", "?", (r"\d+",), match="regex"),
+    ]
+    assert answers_in_corpus(store, examples) == {"a": True, "b": False, "c": True}
+
+
+def test_without_a_corpus_there_are_only_answers(tmp_path, store, references, caplog):
+    path = predictions(tmp_path / "p.jsonl", store)
+    assert list(evaluate_file(path, references).intervals) == ["exact_match", "f1"]
+    assert "No recall" in caplog.text
+    assert judge_file(path, references)[0].retrieved is None
+
+
+def test_the_corpus_must_be_the_right_one(tmp_path, store, references):
+    about = about_of(store) | {"corpus_fingerprint": "f" * 64}
+    path = predictions(tmp_path / "p.jsonl", store, **about)
+    with pytest.raises(OrqaError, match="was made on corpus ffff"):
+        judge_file(path, references)
+    about_path(path).write_text("{}")
+    with pytest.raises(OrqaError, match="is broken"):
+        judge_file(path, references)
+
+
+def test_passages_that_predictions_bring_along(tmp_path, references):
+    def context(identifier, text):
+        return {"id": identifier, "title": "T", "text": text, "score": "1.0", "has_answer": True}
+
+    contexts = [context("salt", "Oda sold it."), context("mill", "Oda built the mill.")]
+    items = [{"question": line["question"], "answers": [], "ctxs": contexts} for line in LINES]
+    path = tmp_path / "dpr.json"
+    path.write_text(json.dumps(items))
+    judged = judge_file(path, references)
+    assert [one.rank_token for one in judged] == [1, None, None]
+    assert [one.rank_gold for one in judged] == [2, 2, None]
+    assert evaluate_file(path, references).intervals["recall@1"].mean == pytest.approx(1 / 3)
+
+
+def test_this_floor_needs_no_jax():
+    code = (
+        "import sys, orqa_jax.report.files, orqa_jax.report.tables, orqa_jax.report.page;"
+        "sys.exit('jax' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(root)}
+    )
