@@ -403,7 +403,7 @@ def _index(options: argparse.Namespace) -> None:
     from orqa_jax.qa.examples import load_examples
     from orqa_jax.train.encode import EncodeConfig, encode_corpus
 
-    _start_jax()
+    _start_processes()
     run = options.run
     store = BlockStore(run / "corpus")
     # One process of several would keep the others waiting; alone it can be done at any time.

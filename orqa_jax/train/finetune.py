@@ -369,8 +369,8 @@ def train_step(
 
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
         step_key = jax.random.fold_in(key, state.step)
-        whole = gathered(mesh, params)
-        return orqa_loss(whole, models, batch, inside, step_key, early_update=early_update)
+        params = gathered(mesh, params)
+        return orqa_loss(params, models, batch, inside, step_key, early_update=early_update)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
     return apply_gradients(state, gradients, optimizer), metrics
@@ -578,12 +578,7 @@ def finetune(config: FinetuneConfig) -> Path:
     checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
     state = checkpoints.restore(state)
     step_function, trace = make_step(
-        models,
-        optimizer,
-        source,
-        mesh,
-        shardings,
-        config.retrieval,
+        *(models, optimizer, source, mesh, shardings, config.retrieval),
         early_update=config.early_update,
     )
     first_step = int(state.step)
@@ -599,12 +594,13 @@ def finetune(config: FinetuneConfig) -> Path:
     order = timed(batches(source, config, about["question_length"], first_step, steps))
     with stop_request() as stop:
         for step, (batch, waited) in enumerate(profiled(order, config.profile), first_step + 1):
+            log.spend("input_wait", waited)
             placed = place_batch(mesh, batch)
             log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
             state, metrics = step_function(state, placed, dropout_key)
             for name, seconds in source.take_seconds().items():
                 log.spend(name, seconds)
-            log.add(step, metrics | {"input_wait": waited})
+            log.add(step, metrics)
             checkpoints.add_loss(metrics["loss"])
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == steps or stopping:

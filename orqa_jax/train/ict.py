@@ -511,13 +511,14 @@ def pretrain(config: ICTConfig) -> Path:
     order = profiled(inputs.timed(batches(config, first_step)), config.profile)
     with stop_request() as stop:
         for step, (batch, waited) in enumerate(order, first_step + 1):
+            log.spend("input_wait", waited)
             placed = place_batch(mesh, batch)
             log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
             state, metrics = step_function(state, placed, dropout_key)
             checkpoints.add_loss(metrics["loss"])
             if config.watch_questions and step % config.watch_every == 0:
                 metrics |= watch_recall(state.params, model, mesh, sample)
-            log.add(step, metrics | {"input_wait": waited})
+            log.add(step, metrics)
             stopping = stop.reached(step)
             if step % config.checkpoint_every == 0 or step == config.steps or stopping:
                 checkpoints.save(step, state)

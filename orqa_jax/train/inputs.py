@@ -104,13 +104,12 @@ def batch_iterator(
     return iter(order)
 
 
-def timed(batches: Iterable[Any]) -> Iterator[tuple[Any, tuple[float, float]]]:
-    """Yields each batch and a metric, the share of its step for which the loop waited for it.
+def timed(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    """Yields each batch and the seconds for which the loop waited for it.
 
     The devices still work on the step before at that time, so their own wait is shorter.
     """
-    before = asked = time.perf_counter()
+    asked = time.perf_counter()
     for batch in batches:
-        now = time.perf_counter()
-        yield batch, (now - asked, now - before)
-        before, asked = now, time.perf_counter()
+        yield batch, time.perf_counter() - asked
+        asked = time.perf_counter()

@@ -321,8 +321,13 @@ def plan_finetuning(
         read=config.reader_beam,
         reader_length=config.reader_length,
         span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
     )
-    beam = beam_shapes(sizes, config.batch_size, retriever_config.projection_size)
+    # The beams of the batch are those of each device, one after another.
+    beam = jax.tree.map(
+        lambda leaf: leaf.update(shape=(leaf.shape[0] * mesh.size, *leaf.shape[1:])),
+        beam_shapes(sizes, config.batch_size // mesh.size, retriever_config.projection_size),
+    )
     batch = ict.batch_shapes(
         dataclasses.replace(ict_config, batch_size=config.batch_size), most_sentences=0
     )["question"] | {"rows": jax.ShapeDtypeStruct((config.batch_size,), np.int32)}

@@ -332,7 +332,7 @@ def fetch_by_callback(
         shapes = source.shapes(rows_b.shape[0], projection_size)
         beam = jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
         # From the rows of this device to those of the whole batch.
-        beam["read"] += jax.lax.axis_index(BATCH[0]) * rows_b.shape[0]
+        beam["read"] += jax.lax.axis_index(*BATCH) * rows_b.shape[0]
         return beam
 
     mapped = jax.shard_map(on_one_device, mesh=mesh, in_specs=(BATCH, BATCH), out_specs=BATCH)
