@@ -68,4 +68,5 @@ class SparseSource(BeamSource):
         self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         questions = [self._texts[row] for row in rows_B]
-        return self._hybrid.search(questions, question_BP, count)
+        with self._timed("search_share"):
+            return self._hybrid.search(questions, question_BP, count)
