@@ -147,9 +147,9 @@ class ExactIndex:
     @functools.cached_property
     def _sample_MP(self) -> npt.NDArray[np.float32]:
         step = max(16, len(self) // _SAMPLE)
-        sample_MP = self._embeddings_NP[step // 2 :: step].copy()
-        self._forget_pages()
-        return sample_MP
+        # Of what is scanned anyway: reading single vectors of a mapped file brings in far more.
+        sample_MP = self._scanned_NP[step // 2 :: step].astype(np.float32)
+        return sample_MP if self._compressed is None else sample_MP * self._compressed.scale_P
 
     def _allowance(self, question_BP: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """How far a scanned score may lie from the sum in fixed order, for each question."""

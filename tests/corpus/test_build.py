@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orqa_jax.cli import main
 from orqa_jax.corpus import build
 from orqa_jax.corpus.build import append_to_corpus, build_corpus
 from orqa_jax.corpus.store import BlockStore
@@ -186,6 +187,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from orqa_jax.cli import main
 from orqa_jax.corpus import build
 from orqa_jax.text.wordpiece import WordPiece
 
@@ -303,3 +305,22 @@ def test_a_document_that_is_there_already_is_not_appended(source, tmp_path):
     with pytest.raises(OrqaError, match="no finished corpus"):
         append_to_corpus([new], tmp_path / "nothing", workers=1)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_appending_by_the_command(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["corpus", str(source), "--out", str(out), "--workers", "1"]) == 2
+    assert "A new corpus needs --encoder" in capsys.readouterr().err
+    build_corpus([source], out, TOKENIZER, workers=1)
+    new = write(tmp_path / "new.jsonl", [DOCUMENT, DOCUMENT])
+    append = ["corpus", str(new), "--out", str(out), "--append", "--workers", "1"]
+    assert main(append) == 0
+    store = BlockStore(out)
+    assert [store.document_id(block) for block in range(3)] == [
+        "docs.jsonl:1",
+        "new.jsonl:1",
+        "new.jsonl:2",
+    ]
+    assert main(append) == 2  # a second time, by mistake
+    assert "is in" in capsys.readouterr().err
+    assert BlockStore(out).fingerprint == store.fingerprint
