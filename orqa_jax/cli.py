@@ -18,7 +18,7 @@ from orqa_jax import __version__
 from orqa_jax.errors import OrqaError
 
 if TYPE_CHECKING:
-    from orqa_jax.predict import Answer, Candidate
+    from orqa_jax.predict import Answer, Candidate, System
 
 
 class _Parser(argparse.ArgumentParser):
@@ -661,7 +661,7 @@ def _report(options: argparse.Namespace) -> None:
     print(f"{page}\n{text}")
 
 
-def _load_system(run: Path, system: str, search: Any, closed: Path | None = None) -> Any:
+def _load_system(run: Path, system: str, search: Any, closed: Path | None = None) -> "System":
     if system == "drqa":
         from orqa_jax.baselines.drqa.answer import load_drqa
 

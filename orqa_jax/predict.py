@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,20 @@ class Answer:
             "retrieved": list(self.retrieved),
             "retrieval_scores": [round(score, 5) for score in self.retrieval_scores],
         }
+
+
+class System(Protocol):
+    """Whatever answers questions from a corpus: `Answerer`, or one of the baselines."""
+
+    @property
+    def store(self) -> BlockStore: ...
+
+    @property
+    def reader_beam(self) -> int | None:
+        """How many of the retrieved blocks are read; None where that differs between questions."""
+        ...
+
+    def answer(self, questions: Sequence[str], /) -> list[Answer]: ...
 
 
 class DenseRetriever:
@@ -242,6 +256,11 @@ class Answerer:
     ) -> None:
         self.store, self.retriever, self.reader = store, retriever, reader
         self._tokenizer, self.retrieval_weight = tokenizer, retrieval_weight
+
+    @property
+    def reader_beam(self) -> int:
+        """Blocks that are read for each question, K."""
+        return self.reader.sizes.read
 
     def answer(
         self, questions: Sequence[str], *, candidates: int = 5, retrieve: int = 100
@@ -435,7 +454,7 @@ def _next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[str, Any]) -> None:
+def predict_file(answerer: System, questions: Path, out: Path, *, about: dict[str, Any]) -> None:
     """Answers every question of a JSONL file; ``out`` appears when all are answered.
 
     Beside it, ``<out>.about.json`` says what made the predictions and on which corpus, for
@@ -461,12 +480,13 @@ def predict_file(answerer: Answerer, questions: Path, out: Path, *, about: dict[
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    made_from = {
+    made_from: dict[str, Any] = {
         "questions": str(questions.resolve()),
         "corpus": str(answerer.store.folder.resolve()),
         "corpus_fingerprint": answerer.store.fingerprint,
-        "reader_beam": answerer.reader.sizes.read,
     }
+    if answerer.reader_beam is not None:
+        made_from["reader_beam"] = answerer.reader_beam
     write_json(about_path(out), about | made_from)
     partial.replace(out)
 

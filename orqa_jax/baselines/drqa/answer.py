@@ -12,7 +12,7 @@ from orqa_jax.predict import Answer, Candidate
 
 
 class DrqaAnswerer:
-    """Answers questions as `orqa_jax.predict.Answerer` does.
+    """Answers questions; an `orqa_jax.predict.System`.
 
     Args:
       store: The blocks.
@@ -34,6 +34,11 @@ class DrqaAnswerer:
         self.store = store
         self._index, self._reader = index, reader
         self._articles, self._closed = articles, closed
+
+    @property
+    def reader_beam(self) -> None:
+        """Whole articles are read, so the number of blocks differs between questions."""
+        return None
 
     def answer(self, questions: Sequence[str], *, retrieve: int = 100) -> list[Answer]:
         """The best answer of each question; retrieved are the blocks of its articles, in order.
