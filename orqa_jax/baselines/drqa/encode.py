@@ -20,9 +20,10 @@ from orqa_jax.baselines.drqa.tokens import (
 )
 from orqa_jax.text.word_vectors import WordVectors
 
-# Paragraphs and questions are padded to these, so that few shapes are compiled.
-PARAGRAPH_STEP = 32
-QUESTION_LENGTHS = (24, 64)
+# Paragraphs are padded to a multiple of the one, questions to the other: compiling a shape takes as
+# long as tens of steps.
+PARAGRAPH_STEP = 64
+QUESTION_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Encoder:
         return 1 + 3 * self.exact_match + tags
 
     def encode(self, question: str, paragraph: str, *, longest: int = 400) -> Encoded:
-        """Tokens beyond `longest` of the paragraph are cut off; the question keeps 64."""
+        """Tokens beyond `longest` of the paragraph are cut off; the question keeps 40."""
         tokens = tokenize(paragraph)
         words = tokens.words[:longest]
-        asked = tokenize(question).words[: QUESTION_LENGTHS[-1]]
+        asked = tokenize(question).words[:QUESTION_LENGTH]
         columns = [term_frequency(words)[:, None]]
         if self.exact_match:
             columns.append(exact_match_features(words, asked))
@@ -87,11 +88,9 @@ class Encoder:
         """Padded inputs of `DrqaReader`."""
         length = max(len(e.words) for e in encoded)
         length = -(-max(length, 1) // PARAGRAPH_STEP) * PARAGRAPH_STEP
-        asked = max(len(e.question_words) for e in encoded)
-        asked_length = next(size for size in QUESTION_LENGTHS if asked <= size)
         words_BL, mask_BL = _padded([e.words for e in encoded], length, -1)
         question_BQ, question_mask_BQ = _padded(
-            [e.question_words for e in encoded], asked_length, -1
+            [e.question_words for e in encoded], QUESTION_LENGTH, -1
         )
         features_BLF = np.zeros((len(encoded), length, self.features), np.float32)
         for row, e in enumerate(encoded):
@@ -102,7 +101,7 @@ class Encoder:
             "features": features_BLF,
             "mask": mask_BL,
             "question_vectors": self._vectors(question_BQ),
-            "question_tuned": _padded([e.question_tuned for e in encoded], asked_length, 0)[0],
+            "question_tuned": _padded([e.question_tuned for e in encoded], QUESTION_LENGTH, 0)[0],
             "question_mask": question_mask_BQ,
         }
 

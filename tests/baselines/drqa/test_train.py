@@ -173,7 +173,7 @@ def test_encoded_examples_point_at_the_answer(vectors):
     for e, start, end in zip(made, targets.starts, targets.ends, strict=True):
         assert tokenize(e.paragraph).words[start : end + 1] == e.answers
     batch = encoder.batch(targets.encoded[:2])
-    assert batch["vectors"].shape == (2, 32, 12)
+    assert batch["vectors"].shape == (2, 64, 12)
     first = tokenize(made[0].paragraph).words
     np.testing.assert_array_equal(
         batch["vectors"][0, : len(first)], words.lookup([w.lower() for w in first])
