@@ -363,9 +363,9 @@ def _cloze(options: argparse.Namespace) -> None:
 
 
 def _ict(arguments: Sequence[str]) -> None:
+    _start_processes()
     from orqa_jax.train.ict import ICTConfig, pretrain
 
-    _start_processes()
     places = {"corpus": "corpus", "out": "ict"}
     pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
 
@@ -379,6 +379,7 @@ def _untrained(arguments: Sequence[str]) -> None:
 
 
 def _index(options: argparse.Namespace) -> None:
+    _start_processes()
     import jax
 
     from orqa_jax.corpus.store import BlockStore
@@ -386,7 +387,6 @@ def _index(options: argparse.Namespace) -> None:
     from orqa_jax.qa.examples import load_examples
     from orqa_jax.train.encode import EncodeConfig, encode_corpus
 
-    _start_processes()
     run = options.run
     store = BlockStore(run / "corpus")
     if jax.process_index() == 0:
@@ -403,9 +403,9 @@ def _index(options: argparse.Namespace) -> None:
 
 
 def _finetune(arguments: Sequence[str]) -> None:
+    _start_processes()
     from orqa_jax.train.finetune import FinetuneConfig, finetune
 
-    _start_processes()
     places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
     places["bm25"] = "bm25"
     finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
@@ -621,6 +621,7 @@ def _start_jax() -> None:
 
 
 def _start_processes() -> None:
+    """To be called before the trainings are imported: bm25s starts jax when it is imported."""
     from orqa_jax.train.mesh import start_processes
 
     start_processes()
