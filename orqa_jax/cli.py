@@ -380,9 +380,9 @@ def _cloze(options: argparse.Namespace) -> None:
 
 
 def _ict(arguments: Sequence[str]) -> None:
+    _start_processes()
     from orqa_jax.train.ict import ICTConfig, pretrain
 
-    _start_processes()
     places = {"corpus": "corpus", "out": "ict"}
     pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
 
@@ -396,6 +396,7 @@ def _untrained(arguments: Sequence[str]) -> None:
 
 
 def _index(options: argparse.Namespace) -> None:
+    _start_processes()
     import jax
 
     from orqa_jax.corpus.store import BlockStore
@@ -403,7 +404,6 @@ def _index(options: argparse.Namespace) -> None:
     from orqa_jax.qa.examples import load_examples
     from orqa_jax.train.encode import EncodeConfig, encode_corpus
 
-    _start_processes()
     run = options.run
     store = BlockStore(run / "corpus")
     # One process of several would keep the others waiting; alone it can be done at any time.
@@ -421,9 +421,9 @@ def _index(options: argparse.Namespace) -> None:
 
 
 def _finetune(arguments: Sequence[str]) -> None:
+    _start_processes()
     from orqa_jax.train.finetune import FinetuneConfig, finetune
 
-    _start_processes()
     places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
     places["bm25"] = "bm25"
     finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
@@ -680,6 +680,7 @@ def _start_jax() -> None:
 
 
 def _start_processes() -> None:
+    """To be called before the trainings are imported: bm25s starts jax when it is imported."""
     from orqa_jax.train.mesh import start_processes
 
     start_processes()

@@ -74,7 +74,7 @@ class StepCosts:
         return self._seconds[shapes]
 
     def _description(self, memory: Any) -> str:
-        device = self._mesh.devices.flat[0]
+        device = self._mesh.local_devices[0]
         axes = " x ".join(f"{name} {size}" for name, size in self._mesh.shape.items())
         needed = (
             memory.argument_size_in_bytes

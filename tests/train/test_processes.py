@@ -37,11 +37,11 @@ def start(config, count, folder):
             "JAX_NUM_PROCESSES": str(count),
             "JAX_PROCESS_ID": str(number),
         }
-        log = (folder / f"process{number}.log").open("w")
         arguments = [*_COMMAND, command, *flags(dataclasses.asdict(config))]
-        processes.append(
-            subprocess.Popen(arguments, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        )
+        with (folder / f"process{number}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(arguments, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            )
     return processes
 
 
