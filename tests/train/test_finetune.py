@@ -51,7 +51,7 @@ from orqa_jax.train.retrieve import BeamSizes, BeamSource, question_batch
 from orqa_jax.train.state import initial_state
 
 KEY = jax.random.key(5)
-SIZES = BeamSizes(early=20, read=3, reader_length=64, span_width=6)
+SIZES = BeamSizes(early=20, read=8, reader_length=64, span_width=6)
 
 
 @pytest.fixture(scope="module")
