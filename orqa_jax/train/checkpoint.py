@@ -4,9 +4,11 @@ A model folder stands on its own: ``model.json`` says what it is and what it was
 ``weights.safetensors`` holds its parameters, ``tokenizer/`` its vocabulary.
 """
 
+import gc
 import json
 import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +79,7 @@ class Checkpoints:
         found = sorted(self._checkpointer.checkpoints, key=lambda each: each.step, reverse=True)
         shapes = jax.tree.map(_abstract, {"state": state, "bits": sum_bits(state)})
         for checkpoint in found:
-            problem = ""
-            try:
-                saved = self._checkpointer.load(checkpoint, shapes)
-                if not np.array_equal(sum_bits(saved["state"]), saved["bits"]):
-                    problem = "it does not hold the numbers that were saved"
-            except Exception as error:
-                problem = _root_cause(error)
+            saved, problem = self._load(checkpoint, shapes)
             if not problem:
                 logger.info("Continuing from the checkpoint of step %d.", checkpoint.step)
                 return saved["state"]
@@ -98,6 +94,21 @@ class Checkpoints:
                 f"All checkpoints in {self._folder} are damaged; delete that folder to begin again."
             )
         return state
+
+    def _load(self, checkpoint: Any, shapes: Any) -> tuple[Any, str]:
+        """What a checkpoint holds, and what is wrong with it; "" where nothing is."""
+        with warnings.catch_warnings():
+            # A load that fails leaves coroutines of Orbax behind, which complain once collected.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                saved = self._checkpointer.load(checkpoint, shapes)
+                if np.array_equal(sum_bits(saved["state"]), saved["bits"]):
+                    return saved, ""
+                problem = "it does not hold the numbers that were saved"
+            except Exception as error:
+                problem = _root_cause(error)
+            gc.collect()
+        return None, problem
 
     def add_loss(self, loss: tuple[jax.Array, jax.Array]) -> None:
         """Takes the loss of a step, as (sum, count), for the choice of the best checkpoint."""
