@@ -100,12 +100,13 @@ def pack(
     with timed(seconds, "sentences"):
         units = [_units(text, split_sentences(text)) for text in texts]
     with timed(seconds, "tokenizer"):
-        titles = tokenizer.encode([document.title for document in documents])
+        titles, title_counts = tokenizer.encode_ids([document.title for document in documents])
         token_ids, counts = tokenizer.encode_ids(
             [text[a:b] for text, spans in zip(texts, units, strict=True) for a, b in spans]
         )
     with timed(seconds, "packing"):
-        title_ids = [title.ids[: title_limit(max_wordpieces)] for title in titles]
+        limit = title_limit(max_wordpieces)
+        title_ids = [ids[:limit] for ids in np.split(titles, np.cumsum(title_counts)[:-1])]
         rooms = [max_wordpieces - _SPECIAL_TOKENS - len(ids) for ids in title_ids]
         pieces = _pieces(texts, units, counts.tolist(), rooms, tokenizer)
         batch = _blocks(documents, title_ids, token_ids, pieces, rooms)
@@ -179,7 +180,7 @@ def _units(text: str, spans: Spans) -> Spans:
 def _ends_word(character: str) -> bool:
     """Whether no word of a BERT tokenizer reaches beyond this white space or punctuation."""
     # The tokenizer drops control characters, some of which Python takes for white space.
-    return character in "\t\n\r" or unicodedata.category(character)[0] in "ZP"
+    return character in " \t\n\r" or unicodedata.category(character)[0] in "ZP"
 
 
 def _pieces(
