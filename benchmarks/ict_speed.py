@@ -73,6 +73,7 @@ def ours(encoder: Path, batch_size: int, dtype: Any) -> Iterator[tuple[str, Call
     state = initial_state(jax.tree.map(jnp.copy, params), optimizer)
     step = ict.make_step(config, model, optimizer, mesh, tree_shardings(mesh, state))
     batch = {
+        "target": jnp.arange(batch_size),
         "masked": jnp.ones(batch_size, bool),
         "question_hash": jnp.arange(batch_size),
         "sentence_hashes": jnp.arange(batch_size)[:, None],

@@ -1,6 +1,6 @@
 """The dual encoder: questions and blocks as vectors whose inner product is the retrieval score.
 
-Lee et al. 2019 (arXiv:1906.00300), section 4: ``S_retr(b, q) = h_q . h_b`` with
+Lee et al. 2019 (arXiv:1906.00300), section 3: ``S_retr(b, q) = h_q . h_b`` with
 ``h_q = W_q BERT_Q(q)[CLS]`` and ``h_b = W_b BERT_B(b)[CLS]``.
 """
 
@@ -149,6 +149,11 @@ class DualEncoder(nn.Module):
 def tower_names(config: RetrieverConfig) -> tuple[str, ...]:
     """Top-level names of a dual encoder's parameters."""
     return ("encoder",) if config.shared_towers else ("question_encoder", "block_encoder")
+
+
+def question_tower(params: Params) -> str:
+    """Which of the top-level names of a dual encoder's parameters is that of the question tower."""
+    return "encoder" if "encoder" in params else "question_encoder"
 
 
 def init_dual_encoder(

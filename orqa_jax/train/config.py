@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -53,6 +53,29 @@ def check_at_least(config: Any, **least: int) -> None:
     for name, value in least.items():
         if getattr(config, name) < value:
             raise OrqaError(f"{name} is {getattr(config, name)}; it has to be at least {value}.")
+
+
+# Settings of several trainings, and what they may be.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "learning_rate": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
+    "dropout": (lambda value: 0.0 <= value < 1.0, "from 0 to below 1"),
+    "epochs": (lambda value: value > 0.0, "above 0"),
+    "warmup_share": (lambda value: 0.0 <= value <= 1.0, "between 0 and 1"),
+    "mask_rate": (lambda value: 0.0 <= value <= 1.0, "between 0 and 1"),
+    "reading_share": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
+}
+
+
+def check_ranges(config: Any) -> None:
+    """Raises ``OrqaError`` naming the first rate, share or choice that cannot be."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if get_args(hints[field.name]):
+            _checked(field.name, hints[field.name], value)
+        allowed, told = _RANGES.get(field.name, (lambda value: True, ""))
+        if not allowed(value):
+            raise OrqaError(f"{field.name} is {value}; it has to be {told}.")
 
 
 def load_config_file(path: Path) -> dict[str, Any]:

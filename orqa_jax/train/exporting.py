@@ -5,8 +5,9 @@ import logging
 from pathlib import Path
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.models.bert import Params
 from orqa_jax.models.export import export_tower
-from orqa_jax.models.retriever import retriever_config_from_dict
+from orqa_jax.models.retriever import retriever_config_from_dict, tower_names
 from orqa_jax.text.jsonl import read_jsonl
 from orqa_jax.train import finetune, ict
 from orqa_jax.train.checkpoint import load_model
@@ -25,18 +26,18 @@ def export_encoders(run: Path, out: Path) -> list[Path]:
     """
     about, params, tokenizer = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
     config = retriever_config_from_dict(about["retriever"])
-    question_tower = params["encoder" if config.shared_towers else "question_encoder"]
-    block_tower = params["encoder" if config.shared_towers else "block_encoder"]
-    tuned = (run / "finetune" / "model" / "model.json").exists()
-    if tuned:
-        _, tuned_params, _ = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
-        (question_tower,) = tuned_params["retriever"].values()
+    question_name, block_name = tower_names(config)[0], tower_names(config)[-1]
+    tuned: Params = {}
+    if (run / "finetune" / "model" / "model.json").exists():
+        _, answerer, _ = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
+        # Fine-tuned on BM25 alone, it has no question tower.
+        tuned = answerer.get("retriever", {})
     towers = {
-        "question_encoder": (question_tower, about["question_length"]),
-        "block_encoder": (block_tower, about["block_length"]),
+        "question_encoder": ((tuned or params)[question_name], about["question_length"]),
+        "block_encoder": (params[block_name], about["block_length"]),
     }
     if config.shared_towers and not tuned:
-        towers = {"encoder": (block_tower, about["block_length"])}
+        towers = {"encoder": (params[block_name], about["block_length"])}
     out.mkdir(parents=True, exist_ok=True)
     for name, (tower, length) in towers.items():
         export_tower(out / name, config, tower, tokenizer, length)

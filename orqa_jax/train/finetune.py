@@ -32,6 +32,7 @@ from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
 from orqa_jax.models.retriever import (
     DualEncoder,
     RetrieverConfig,
+    question_tower,
     retriever_config_from_dict,
 )
 from orqa_jax.models.weights import fingerprint_params, load_bert
@@ -39,14 +40,14 @@ from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import (
-    Checkpoints,
     describe_model,
     is_finished,
     load_model,
     save_model,
 )
-from orqa_jax.train.config import check_at_least
-from orqa_jax.train.inputs import batch_iterator, timed
+from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.inputs import batch_iterator
+from orqa_jax.train.loop import run_steps
 from orqa_jax.train.mesh import (
     BATCH,
     accelerator_mesh,
@@ -63,6 +64,7 @@ from orqa_jax.train.retrieve import (
     Beam,
     BeamSizes,
     BeamSource,
+    beam_shapes,
     fetch_by_callback,
     fetch_by_device,
     question_batch,
@@ -84,8 +86,6 @@ from orqa_jax.train.state import (
     make_optimizer,
     release_warmup,
 )
-from orqa_jax.train.stop import stop_request
-from orqa_jax.train.watch import StepCosts, profiled
 
 MODEL_KIND = "question answerer"
 
@@ -187,26 +187,11 @@ class FinetuneConfig:
     profile: str = ""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.learning_rate <= 1.0:
-            raise OrqaError(
-                f"learning_rate is {self.learning_rate}; it has to be above 0 and at most 1."
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
+        check_ranges(self)
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1)
-        if self.retrieval not in ("callback", "two_phase"):
-            raise OrqaError(
-                f'retrieval is "{self.retrieval}"; it can be "callback" or "two_phase".'
-            )
-        if not 0.0 < self.reading_share <= 1.0:
-            raise OrqaError(
-                f"reading_share is {self.reading_share}; it has to be above 0 and at most 1."
-            )
-        if not self.epochs > 0.0:
-            raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -417,7 +402,7 @@ def make_step(
 
     def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
         question_BP = jax.eval_shape(first_phase, state, batch, key)
-        shapes = source.shapes(*question_BP.shape)
+        shapes = beam_shapes(source.sizes, *question_BP.shape, devices=mesh.size)
         sharding = NamedSharding(mesh, BATCH)
         beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
         return compiled.trace(state, batch, beam, key)
@@ -441,7 +426,7 @@ def initial_params(
     if config.reader:
         params["reader"] = trained_reader(Path(config.reader), params["reader"])
     if config.evidence != "bm25":
-        tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+        tower = question_tower(retriever_params)
         params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
     if config.evidence != "dense":
         params["sparse"] = initial_sparse_params()
@@ -476,8 +461,8 @@ def make_models(
     )
 
 
-def make_finetune_optimizer(config: FinetuneConfig, steps: int) -> optax.GradientTransformation:
-    """The optimiser of a run of so many steps."""
+def make_finetune_optimizer(config: Any, steps: int) -> optax.GradientTransformation:
+    """The optimiser of a run of so many steps; ``config`` is that of this or of reader training."""
     warmup_steps = round(config.warmup_share * steps)
     if config.optimizer == "bert":
         warmup_steps = release_warmup(steps, config.warmup_share)
@@ -488,6 +473,19 @@ def make_finetune_optimizer(config: FinetuneConfig, steps: int) -> optax.Gradien
         frozen=frozen_layer_patterns("(retriever/.*encoder|reader)", config.frozen_layers),
         faster=["reader/(?!bert/).*", "sparse/.*"],
         faster_factor=config.head_learning_rate_factor,
+    )
+
+
+def beam_sizes(config: FinetuneConfig) -> BeamSizes:
+    """What is retrieved and read for each question."""
+    return BeamSizes(
+        early=config.early_update_beam,
+        read=config.reader_beam,
+        reader_length=config.reader_length,
+        span_width=config.max_span_wordpieces,
+        reading_share=config.reading_share,
+        whole_words=config.whole_word_spans,
+        substring_labels=config.substring_labels,
     )
 
 
@@ -503,15 +501,7 @@ def open_source(
     Raises:
       OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
-    sizes = BeamSizes(
-        early=config.early_update_beam,
-        read=config.reader_beam,
-        reader_length=config.reader_length,
-        span_width=config.max_span_wordpieces,
-        reading_share=config.reading_share,
-        whole_words=config.whole_word_spans,
-        substring_labels=config.substring_labels,
-    )
+    sizes = beam_sizes(config)
     if config.evidence != "dense":
         bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
     if config.evidence == "bm25":
@@ -575,41 +565,34 @@ def finetune(config: FinetuneConfig) -> Path:
     state = initial_state(params, optimizer)
     shardings = tree_shardings(mesh, state)
     state = jax.device_put(state, shardings)
-    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
-    state = checkpoints.restore(state)
     step_function, trace = make_step(
         *(models, optimizer, source, mesh, shardings, config.retrieval),
         early_update=config.early_update,
     )
-    first_step = int(state.step)
-    log = MetricsLog(
-        out / "metrics.jsonl",
-        name="finetune",
-        first_step=first_step,
+
+    def spend(step: int, state: TrainState, log: MetricsLog) -> Metrics:
+        for name, seconds in source.take_seconds().items():
+            log.spend(name, seconds)
+        return {}
+
+    state = run_steps(
+        "finetune",
+        state,
+        step_function,
+        lambda first: batches(source, config, about["question_length"], first, steps),
+        dropout_key,
+        mesh=mesh,
+        out=out,
+        described=described,
         total=steps,
-        every=config.log_every,
         batch_size=config.batch_size,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        checkpoints=config.checkpoints,
+        profile=config.profile,
+        trace=trace,
+        observe=spend,
     )
-    costs = StepCosts("finetune", mesh, config.batch_size, trace)
-    order = timed(batches(source, config, about["question_length"], first_step, steps))
-    with stop_request() as stop:
-        for step, (batch, waited) in enumerate(profiled(order, config.profile), first_step + 1):
-            log.spend("input_wait", waited)
-            placed = place_batch(mesh, batch)
-            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
-            state, metrics = step_function(state, placed, dropout_key)
-            for name, seconds in source.take_seconds().items():
-                log.spend(name, seconds)
-            log.add(step, metrics)
-            checkpoints.add_loss(metrics["loss"])
-            stopping = stop.reached(step)
-            if step % config.checkpoint_every == 0 or step == steps or stopping:
-                checkpoints.save(step, state)
-            if stopping:
-                break
-        log.close()
-        checkpoints.close()
-        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,

@@ -28,16 +28,16 @@ from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import inputs
-from orqa_jax.train.checkpoint import Checkpoints, is_finished, save_model
+from orqa_jax.train.checkpoint import is_finished, save_model
 from orqa_jax.train.chunks import in_chunks
-from orqa_jax.train.config import check_at_least
+from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.loop import Observe, nothing_more, run_steps
 from orqa_jax.train.mesh import (
     check_batch_size,
     fetch_tree,
     gathered,
     jit_step,
     make_mesh,
-    place_batch,
     tree_shardings,
 )
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
@@ -52,8 +52,6 @@ from orqa_jax.train.state import (
     initial_state,
     make_optimizer,
 )
-from orqa_jax.train.stop import stop_request
-from orqa_jax.train.watch import StepCosts, profiled
 from orqa_jax.train.watch_recall import sample_recall, watch_recall
 
 MODEL_KIND = "dual encoder"
@@ -145,17 +143,10 @@ class ICTConfig:
     profile: str = ""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.learning_rate <= 1.0:
-            raise OrqaError(
-                f"learning_rate is {self.learning_rate}; it has to be above 0 and at most 1."
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
+        check_ranges(self)
         check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
         check_at_least(self, chunk_size=0, parameter_shards=1, workers=0)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
-        if not 0.0 <= self.mask_rate <= 1.0:
-            raise OrqaError(f"mask_rate is {self.mask_rate}; it has to be between 0 and 1.")
 
 
 # --- Data: a pure function of (seed, position) ---------------------------------------------------
@@ -487,46 +478,24 @@ def pretrain(config: ICTConfig) -> Path:
     state = initial_state(init_dual_encoder(model.config, params_key, bert_params), optimizer)
     shardings = tree_shardings(mesh, state)
     state = jax.device_put(state, shardings)
-    checkpoints = Checkpoints(config.checkpoints or out / "checkpoints", config=described)
-    state = checkpoints.restore(state)
     step_function = make_step(config, model, optimizer, mesh, shardings)
-    first_step = int(state.step)
-    log = MetricsLog(
-        out / "metrics.jsonl",
-        name="ict",
-        first_step=first_step,
+    state = run_steps(
+        "ict",
+        state,
+        step_function,
+        functools.partial(batches, config),
+        dropout_key,
+        mesh=mesh,
+        out=out,
+        described=described,
         total=config.steps,
-        every=config.log_every,
         batch_size=config.batch_size,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        checkpoints=config.checkpoints,
+        profile=config.profile,
+        observe=watcher(config, model, mesh, store, tokenizer),
     )
-    costs = StepCosts("ict", mesh, config.batch_size, step_function.trace)
-    if config.watch_questions:
-        sample = sample_recall(
-            store,
-            tokenizer,
-            load_examples(Path(config.watch_questions)),
-            question_length=config.question_length,
-            block_length=config.block_length,
-        )
-    order = profiled(inputs.timed(batches(config, first_step)), config.profile)
-    with stop_request() as stop:
-        for step, (batch, waited) in enumerate(order, first_step + 1):
-            log.spend("input_wait", waited)
-            placed = place_batch(mesh, batch)
-            log.spend("flops_share", costs.seconds_at_peak(state, placed, dropout_key))
-            state, metrics = step_function(state, placed, dropout_key)
-            checkpoints.add_loss(metrics["loss"])
-            if config.watch_questions and step % config.watch_every == 0:
-                metrics |= watch_recall(state.params, model, mesh, sample)
-            log.add(step, metrics)
-            stopping = stop.reached(step)
-            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
-                checkpoints.save(step, state)
-            if stopping:
-                break
-        log.close()
-        checkpoints.close()
-        stop.leave()
     save_model(
         out / "model",
         kind=MODEL_KIND,
@@ -540,3 +509,25 @@ def pretrain(config: ICTConfig) -> Path:
         tokenizer=tokenizer,
     )
     return out / "model"
+
+
+def watcher(
+    config: ICTConfig, model: DualEncoder, mesh: Mesh, store: BlockStore, tokenizer: WordPiece
+) -> Observe:
+    """Looks at zero-shot recall every so many steps, where there are questions to watch."""
+    if not config.watch_questions:
+        return nothing_more
+    sample = sample_recall(
+        store,
+        tokenizer,
+        load_examples(Path(config.watch_questions)),
+        question_length=config.question_length,
+        block_length=config.block_length,
+    )
+
+    def look(step: int, state: TrainState, log: MetricsLog) -> Metrics:
+        if step % config.watch_every:
+            return {}
+        return watch_recall(state.params, model, mesh, sample)
+
+    return look

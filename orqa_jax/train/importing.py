@@ -42,9 +42,11 @@ def import_bert(source: Path, out: Path, *, lowercase: bool) -> None:
     """Turns a released BERT (`bert_model.ckpt`) into an encoder folder as of Hugging Face.
 
     Raises:
-      OrqaError: see `load_tensorflow_bert`.
+      OrqaError: see `load_tensorflow_bert`; its vocab.txt is missing, or of another size.
     """
     found = load_tensorflow_bert(source)
+    if not (source / "vocab.txt").exists():
+        raise OrqaError(f"{source / 'vocab.txt'} does not exist; copy it from the release.")
     partial = _empty(out.with_name(out.name + ".partial"))
     save_bert(partial, found.config, found.params)
     shutil.copyfile(source / "vocab.txt", partial / "vocab.txt")

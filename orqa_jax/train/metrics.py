@@ -17,7 +17,8 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
+# Pairs (sum, count), of arrays on devices or of plain numbers.
+Metrics = dict[str, tuple[Any, Any]]
 
 TENSORBOARD = "tensorboard"
 

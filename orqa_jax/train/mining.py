@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
@@ -20,7 +19,8 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.jsonl import read_jsonl
-from orqa_jax.text.match import Mode, texts_with_answer
+from orqa_jax.text.match import Mode
+from orqa_jax.train.labels import blocks_with_answer
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,9 @@ def mine_pairs(
       paragraphs: The gold paragraph of each, which the positive is then searched with.
       negatives: Hard negatives of a question.
       depth: Blocks that are looked at.
+
+    Raises:
+      OrqaError: No question has its answer in that many blocks.
     """
     pairs = []
     quiet = not sys.stderr.isatty()
@@ -65,12 +68,16 @@ def mine_pairs(
         for start in range(0, len(examples), _BATCH):
             batch = examples[start : start + _BATCH]
             ids_BD, _ = index.search([example.question for example in batch], depth)
-            gold_BD = ids_BD
             if paragraphs is not None:
                 gold_BD, _ = index.search(list(paragraphs[start : start + _BATCH]), depth)
-            for example, gold_D, ids_D in zip(batch, gold_BD, ids_BD, strict=True):
-                positives = gold_D[_with_answer(store, gold_D, example)]
-                wrong = ids_D[~_with_answer(store, ids_D, example)]
+            for row, (example, ids_D) in enumerate(zip(batch, ids_BD, strict=True)):
+                mode: Mode = "regex" if example.match == "regex" else "token"
+                right_D = blocks_with_answer(store, ids_D, example.answers, mode)
+                positives, wrong = ids_D[right_D], ids_D[~right_D]
+                if paragraphs is not None:
+                    gold_D = gold_BD[row]
+                    right_D = blocks_with_answer(store, gold_D, example.answers, mode)
+                    positives = gold_D[right_D]
                 if len(positives) and len(wrong) >= negatives:
                     hard = tuple(int(block) for block in wrong[:negatives])
                     pairs.append(Pair(example.question, int(positives[0]), hard))
@@ -84,11 +91,6 @@ def mine_pairs(
             "questions and documents belong together."
         )
     return pairs
-
-
-def _with_answer(store: BlockStore, ids_D: np.ndarray, example: Example) -> np.ndarray:
-    mode: Mode = "regex" if example.match == "regex" else "token"
-    return texts_with_answer([store.text(int(block)) for block in ids_D], example.answers, mode)
 
 
 def save_pairs(path: Path, pairs: Iterable[Pair]) -> None:

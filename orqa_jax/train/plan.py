@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import functools
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -29,14 +28,15 @@ from orqa_jax.index.sharded import device_search
 from orqa_jax.models.bert import BertConfig, with_dropout
 from orqa_jax.models.reader import ReaderConfig, init_reader
 from orqa_jax.models.retriever import init_dual_encoder, tower_names
+from orqa_jax.models.weights import read_bert_config
 from orqa_jax.train import finetune, ict
 from orqa_jax.train.config import make_config
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.mesh import BATCH, check_batch_size, jit_step, make_mesh, tree_shardings
-from orqa_jax.train.retrieve import BeamSizes, beam_shapes
+from orqa_jax.train.retrieve import beam_shapes
 from orqa_jax.train.state import initial_state
-from orqa_jax.train.watch import matmul_flops
+from orqa_jax.train.watch import PEAK_FLOPS, matmul_flops
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class Chip:
 
 # From the pages of the Cloud TPU documentation ("TPU v4", "TPU v5e", "TPU v5p", "TPU v6e").
 CHIPS = {
-    "v4": Chip(32 * 2**30, 275e12, 300e9),
-    "v5e": Chip(16 * 2**30, 197e12, 200e9),
-    "v5p": Chip(95 * 2**30, 459e12, 600e9),
-    "v6e": Chip(32 * 2**30, 918e12, 400e9),
+    "v4": Chip(32 * 2**30, PEAK_FLOPS["TPU v4"], 300e9),
+    "v5e": Chip(16 * 2**30, PEAK_FLOPS["TPU v5 lite"], 200e9),
+    "v5p": Chip(95 * 2**30, PEAK_FLOPS["TPU v5p"], 600e9),
+    "v6e": Chip(32 * 2**30, PEAK_FLOPS["TPU v6 lite"], 400e9),
 }
 # Share of a chip's memory that a step may take: the rest is for the input and fragmentation.
 _USABLE = 0.9
@@ -131,7 +131,7 @@ def print_plan(
             "The memory of this machine is not known; give --chunk with a TPU topology."
         )
     config, finetuning = read_settings(settings)
-    bert_config = read_bert_config(Path(config.encoder))
+    bert_config = read_bert_config(Path(config.encoder) / "config.json")
     mesh = make_mesh(topology_devices(topology), parameter_shards=config.parameter_shards)
     check_batch_size(mesh, config.batch_size, config.chunk_size)
     size = -(-finetuning.batch_size // mesh.size) * mesh.size
@@ -211,24 +211,9 @@ def topology_devices(topology: str) -> Sequence[jax.Device]:
         devices: Sequence[jax.Device] = topologies.get_topology_desc(topology, "tpu").devices
     except Exception as error:
         raise OrqaError(
-            f"libtpu has no topology {topology} ({str(error).splitlines()[0]})."
+            f"libtpu has no topology {topology} ({str(error).partition(chr(10))[0]})."
         ) from error
     return devices
-
-
-def read_bert_config(encoder: Path) -> BertConfig:
-    """Sizes of the encoder, from its ``config.json`` alone.
-
-    Raises:
-      OrqaError: There is none, or it is none of BERT.
-    """
-    path = encoder / "config.json"
-    try:
-        return BertConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise OrqaError(
-            f"{path} cannot be read ({error}); give the folder of a BERT as encoder."
-        ) from error
 
 
 def plan_ict(config: ICTConfig, bert_config: BertConfig, mesh: Mesh) -> StepPlan:
@@ -293,7 +278,7 @@ def plan_finetuning(
     mesh: Mesh,
     questions: int,
 ) -> StepPlan:
-    """The step of fine-tuning, between which and the last one the beam was retrieved."""
+    """The step of fine-tuning by dense retrieval, the beam of which was retrieved before it."""
     retriever_config = dataclasses.replace(
         ict.make_model(ict_config, bert_config).config,
         bert=with_dropout(bert_config, config.dropout),
@@ -314,19 +299,18 @@ def plan_finetuning(
     state = _placed_state(mesh, fresh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step = functools.partial(
-        finetune.train_step, models=models, optimizer=optimizer, fetch=None, mesh=mesh
+        finetune.train_step,
+        models=models,
+        optimizer=optimizer,
+        fetch=None,
+        mesh=mesh,
+        early_update=config.early_update,
     )
-    sizes = BeamSizes(
-        early=config.early_update_beam,
-        read=config.reader_beam,
-        reader_length=config.reader_length,
-        span_width=config.max_span_wordpieces,
-        reading_share=config.reading_share,
-    )
-    # The beams of the batch are those of each device, one after another.
-    beam = jax.tree.map(
-        lambda leaf: leaf.update(shape=(leaf.shape[0] * mesh.size, *leaf.shape[1:])),
-        beam_shapes(sizes, config.batch_size // mesh.size, retriever_config.projection_size),
+    beam = beam_shapes(
+        finetune.beam_sizes(config),
+        config.batch_size,
+        retriever_config.projection_size,
+        devices=mesh.size,
     )
     batch = ict.batch_shapes(
         dataclasses.replace(ict_config, batch_size=config.batch_size), most_sentences=0

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,26 +23,30 @@ from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models import reader as reader_module
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
+from orqa_jax.models.retriever import question_tower
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.datasets import GoldSpans, read_gold_spans
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
-from orqa_jax.train.checkpoint import Checkpoints, is_finished, load_model, save_model
-from orqa_jax.train.config import check_at_least
-from orqa_jax.train.finetune import MODEL_KIND, fingerprint_examples, step_rows, total_steps
-from orqa_jax.train.inputs import Inputs, pair_inputs, ragged
-from orqa_jax.train.mesh import check_batch_size, make_mesh, place_batch, tree_shardings
-from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.checkpoint import is_finished, load_model, save_model
+from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.finetune import (
+    MODEL_KIND,
+    fingerprint_examples,
+    make_finetune_optimizer,
+    step_rows,
+    total_steps,
+)
+from orqa_jax.train.inputs import Inputs, batch_iterator, pair_inputs, ragged
+from orqa_jax.train.loop import run_steps
+from orqa_jax.train.mesh import check_batch_size, make_mesh, tree_shardings
+from orqa_jax.train.metrics import Metrics, mean_of
 from orqa_jax.train.state import (
-    SCHEDULES,
     OptimizerName,
     Params,
     TrainState,
     apply_gradients,
-    frozen_layer_patterns,
     initial_state,
-    make_optimizer,
-    release_warmup,
 )
 
 logger = logging.getLogger(__name__)
@@ -108,15 +111,10 @@ class ReadConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1, reader_beam=1)
         check_at_least(self, reader_length=16, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0)
-        if not 0.0 < self.learning_rate <= 1.0:
-            raise OrqaError(
-                f"learning_rate is {self.learning_rate}; it has to be above 0 and at most 1."
-            )
-        if not self.epochs > 0.0:
-            raise OrqaError(f"epochs is {self.epochs}; it has to be above 0.")
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -215,8 +213,7 @@ def batches(
         rng = np.random.default_rng((config.seed, 1, step, process))
         return reading_batch([data[row] for row in rows], tokenizer, config, rng)
 
-    order = grain.MapDataset.range(first_step, steps).map(batch)
-    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+    return batch_iterator(batch, range(first_step, steps))
 
 
 # --- One step -------------------------------------------------------------------------------------
@@ -302,43 +299,29 @@ def train_reader(config: ReadConfig) -> Path:
     reader = SpanReader(reader_config, jnp.dtype(config.dtype), config.frozen_layers)
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     steps = total_steps(len(data), config)
-    warmup_steps = round(config.warmup_share * steps)
-    if config.optimizer == "bert":
-        warmup_steps = release_warmup(steps, config.warmup_share)
-    optimizer = make_optimizer(
-        SCHEDULES[config.optimizer](config.learning_rate, warmup_steps, steps),
-        name=config.optimizer,
-        weight_decay=config.weight_decay,
-        frozen=frozen_layer_patterns("reader", config.frozen_layers),
-        faster=["reader/(?!bert/).*"],
-        faster_factor=config.head_learning_rate_factor,
-    )
+    optimizer = make_finetune_optimizer(config, steps)
     state = initial_state(
         {"reader": init_reader(reader_config, params_key, bert_params)}, optimizer
     )
     state = jax.device_put(state, tree_shardings(mesh, state))
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
-    state = checkpoints.restore(state)
     step_function = jax.jit(
         functools.partial(train_step, reader=reader, optimizer=optimizer), donate_argnums=0
     )
-    first_step = int(state.step)
-    log = MetricsLog(
-        out / "metrics.jsonl",
-        name="read",
-        first_step=first_step,
+    state = run_steps(
+        "read",
+        state,
+        step_function,
+        lambda first: batches(data, tokenizer, config, first, steps),
+        dropout_key,
+        mesh=mesh,
+        out=out,
+        described=described,
         total=steps,
-        every=config.log_every,
+        batch_size=config.batch_size,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
     )
-    order = batches(data, tokenizer, config, first_step, steps)
-    for step, batch in enumerate(order, first_step + 1):
-        state, metrics = step_function(state, place_batch(mesh, batch), dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
-    tower = "encoder" if "encoder" in retriever_params else "question_encoder"
+    tower = question_tower(retriever_params)
     save_model(
         out / "model",
         kind=MODEL_KIND,

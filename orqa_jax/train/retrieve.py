@@ -159,7 +159,7 @@ class BeamSource:
             return blocks_with_answer(self._store, ids_C, example.answers, "regex")
         if self.sizes.substring_labels:
             return blocks_with_answer(self._store, ids_C, example.answers, "substring")
-        return _is_in(ids_C, self.postings[row])
+        return is_in(ids_C, self.postings[row])
 
     def _span_correct(self, row: int, ids_K: np.ndarray, token_ids_KL: np.ndarray) -> np.ndarray:
         example, width = self._examples[row], self.sizes.span_width
@@ -207,14 +207,15 @@ class BeamSource:
         encoded["span_correct"] = np.stack(correct) & encoded["span_mask"]
         return encoded
 
-    def shapes(self, batch_size: int, projection_size: int) -> Any:
-        """Shapes and types of what ``fetch`` returns for ``batch_size`` questions."""
-        return beam_shapes(self.sizes, batch_size, projection_size)
 
+def beam_shapes(
+    sizes: BeamSizes, batch_size: int, projection_size: int, *, devices: int = 1
+) -> Any:
+    """Shapes and types of the beams of ``batch_size`` questions, see ``BeamSource.fetch``.
 
-def beam_shapes(sizes: BeamSizes, batch_size: int, projection_size: int) -> Any:
-    """Shapes and types of the beams of ``batch_size`` questions, see ``BeamSource.fetch``."""
-    questions_read = sizes.questions_read(batch_size)
+    Of several ``devices`` each chooses among its own questions which ones are read.
+    """
+    questions_read = devices * sizes.questions_read(batch_size // devices)
     read = (questions_read, min(sizes.read, sizes.early), sizes.reader_length)
     early = (batch_size, sizes.early)
     shape = jax.ShapeDtypeStruct
@@ -304,7 +305,7 @@ def own_blocks(store: BlockStore, examples: Sequence[Example]) -> np.ndarray:
     return found
 
 
-def _is_in(ids: np.ndarray, postings: np.ndarray) -> np.ndarray:
+def is_in(ids: np.ndarray, postings: np.ndarray) -> np.ndarray:
     """Which of ``ids`` stand in the sorted array ``postings``."""
     if not len(postings):
         return np.zeros(ids.shape, bool)
@@ -329,7 +330,7 @@ def fetch_by_callback(
     projection_size = question_BP.shape[1]
 
     def on_one_device(rows_b: jax.Array, question_bP: jax.Array) -> Beam:
-        shapes = source.shapes(rows_b.shape[0], projection_size)
+        shapes = beam_shapes(source.sizes, rows_b.shape[0], projection_size)
         beam = jax.pure_callback(source.fetch, shapes, rows_b, question_bP)
         # From the rows of this device to those of the whole batch.
         beam["read"] += jax.lax.axis_index(*BATCH) * rows_b.shape[0]

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # Dense bfloat16 operations a second of a device, by its kind in jax. Sources: the pages "TPU v4",
 # "TPU v5e", "TPU v5p" and "TPU v6e" of the Cloud TPU documentation, and NVIDIA's data sheets,
 # halved where they count with sparsity.
-_PEAK_FLOPS = {
+PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
@@ -49,7 +49,7 @@ class StepCosts:
     def __init__(self, name: str, mesh: Mesh, batch_size: int, trace: Any) -> None:
         self._name, self._mesh, self._batch_size = name, mesh, batch_size
         self._trace = trace
-        self._peak = _PEAK_FLOPS.get(mesh.devices.flat[0].device_kind)
+        self._peak = PEAK_FLOPS.get(mesh.devices.flat[0].device_kind)
         self._seconds: dict[Any, float | None] = {}
 
     def seconds_at_peak(self, *arguments: Any) -> float | None:

@@ -70,7 +70,8 @@ def sample_recall(
     Args:
       store: The blocks.
       tokenizer: Of the store.
-      examples: Questions with answers; those whose answer is in no block are not drawn.
+      examples: Questions with answers; those whose answer is in no block are not drawn. A regular
+        expression counts as the string that it is.
       question_length: Wordpieces of a question.
       block_length: Wordpieces of a block with its title.
       questions: At most so many are drawn.

@@ -7,15 +7,18 @@ from typing import Literal
 import pytest
 
 import orqa_jax
+from orqa_jax.baselines.drqa.train import DrqaTrainConfig
 from orqa_jax.errors import OrqaError
 from orqa_jax.predict import CompareConfig
-from orqa_jax.train.config import load_config_file, make_config
+from orqa_jax.train.config import check_ranges, load_config_file, make_config
 from orqa_jax.train.encode import EncodeConfig
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
+from orqa_jax.train.reading import ReadConfig
 
 PACKAGE = Path(orqa_jax.__file__).parent
-CONFIGS = [ICTConfig, EncodeConfig, FinetuneConfig, CompareConfig]
+DRQA = PACKAGE / "baselines" / "drqa" / "train.py"
+CONFIGS = [ICTConfig, EncodeConfig, FinetuneConfig, ReadConfig, DrqaTrainConfig, CompareConfig]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +89,43 @@ def test_a_config_file_that_fails_is_named(tmp_path, name, content, words):
         assert word in str(raised.value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    learning_rate: float = 0.1
+    dropout: float = 0.0
+    epochs: float = 1.0
+    mask_rate: float = 1.0
+    reading_share: float = 1.0
+    warmup_share: float = 0.0
+    pupil: Literal["cat", "dog"] = "cat"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("learning_rate", (0.0, -1.0, 1.5)),
+        ("dropout", (-0.1, 1.0)),
+        ("epochs", (0.0, -2.0)),
+        ("mask_rate", (-0.1, 1.1)),
+        ("reading_share", (0.0, 1.1)),
+        ("warmup_share", (-0.1, 1.1)),
+        ("learning_rate", (float("nan"),)),
+        ("pupil", ("cow",)),
+    ],
+)
+def test_what_cannot_be_is_named(name, values):
+    check_ranges(Lesson())
+    for value in values:
+        with pytest.raises(OrqaError, match=f"^{name} is .*; it (can|has to) be "):
+            check_ranges(Lesson(**{name: value}))
+
+
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_every_setting_is_read_somewhere(cls):
     """A setting that nothing reads would be a promise that nothing keeps."""
     read = {
         node.attr
-        for path in [*(PACKAGE / "train").glob("*.py"), PACKAGE / "predict.py"]
+        for path in [*(PACKAGE / "train").glob("*.py"), PACKAGE / "predict.py", DRQA]
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)

@@ -351,7 +351,7 @@ def test_fine_tuning_takes_the_path_of_the_oracle() -> None:
             for row in rows
         ]
         batch = {"question": padded(question), "beams": functools.partial(beam, rows)}
-        losses.append(oracle.orqa_step(model, adam, batch, None))
+        losses.append(oracle.orqa_step(model, adam, batch))
     assert min(losses) > 0.0
     finetune.finetune(config)
     trained = flat(load_params(run / "finetune" / "model" / "weights.safetensors"))

@@ -16,7 +16,7 @@ from orqa_jax.models.tensorflow import read_tensorflow
 from orqa_jax.models.weights import load_bert, save_bert
 from orqa_jax.predict import load_answerer
 from orqa_jax.text.wordpiece import WordPiece
-from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.checkpoint import load_model, save_model
 from orqa_jax.train.exporting import export_encoders, export_predictions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -110,6 +110,9 @@ def test_what_does_not_belong_together_is_refused(released: Path, capsys) -> Non
     assert not (run / "ict" / "model").exists()
     shutil.copyfile(encoder / "vocab.txt", released / "bert" / "vocab.txt")
     assert main(["import", "bert", str(released / "bert"), str(released / "again")]) == 2
+    (released / "bert" / "vocab.txt").unlink()
+    assert main(["import", "bert", str(released / "bert"), str(released / "again")]) == 2
+    assert "vocab.txt does not exist" in capsys.readouterr().err
     assert not (released / "again").exists()
 
 
@@ -137,6 +140,27 @@ def test_exported_encoders(tmp_path: Path) -> None:
         save_bert(tmp_path / "again", config, params)
         written = (tmp_path / "again" / "model.safetensors").read_bytes()
         assert written == (folder / "model.safetensors").read_bytes()
+
+
+def test_what_was_tuned_on_bm25_alone_exports_the_retriever_of_ict(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run() / "ict" / "model", run / "ict" / "model")
+    kind = "question answerer"
+    about, params, tokenizer = load_model(trained_run() / "finetune" / "model", kind=kind)
+    del params["retriever"]
+    (run / "finetune").mkdir()
+    save_model(
+        run / "finetune" / "model",
+        kind=kind,
+        description={"retriever": about["retriever"]},
+        params=params,
+        tokenizer=tokenizer,
+    )
+    question, _ = export_encoders(run, tmp_path / "out")
+    _, ict, _ = load_model(run / "ict" / "model", kind="dual encoder")
+    dense = load_file(question / "3_Projection" / "model.safetensors")
+    kernel = ict["question_encoder"]["projection"]["kernel"]
+    np.testing.assert_array_equal(dense["linear.weight"], kernel.T)
 
 
 def test_exported_predictions(tmp_path: Path) -> None:

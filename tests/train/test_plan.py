@@ -15,7 +15,6 @@ from orqa_jax.train.plan import (
     StepPlan,
     find_collectives,
     print_plan,
-    read_bert_config,
     read_settings,
     topology_devices,
 )
@@ -108,8 +107,8 @@ def test_planned_batches_are_those_of_the_run():
 def test_what_is_not_known_is_named(tmp_path):
     with pytest.raises(OrqaError, match=r"v9x:2x2.*v5e:4x8"):
         topology_devices("v9x:2x2")
-    with pytest.raises(OrqaError, match=r"config\.json"):
-        read_bert_config(tmp_path)
+    with pytest.raises(OrqaError, match=r"config\.json does not exist"):
+        print_plan({"encoder": str(tmp_path)}, "host", blocks=9, questions=9)
     with pytest.raises(OrqaError, match="--chunk"):
         print_plan(SETTINGS, "host", blocks=9, questions=9, find_chunk=True)
 

@@ -21,6 +21,7 @@ from orqa_jax.train.mesh import make_mesh, place_batch
 from orqa_jax.train.retrieve import (
     BeamSizes,
     BeamSource,
+    beam_shapes,
     fetch_by_callback,
     fetch_by_device,
     own_blocks,
@@ -240,7 +241,7 @@ def test_shapes_are_those_of_fetch(vectors_NP, early, share):
     source = of_share(source, share)
     beam = source.fetch(np.array([1, 2]), np.ones((2, 16), np.float32))
     found = {name: (array.shape, array.dtype) for name, array in beam.items()}
-    expected = {name: (s.shape, s.dtype) for name, s in source.shapes(2, 16).items()}
+    expected = {name: (s.shape, s.dtype) for name, s in beam_shapes(source.sizes, 2, 16).items()}
     assert found == expected
     assert beam["block_ids"].shape[1] == min(early, len(world().store))
 
@@ -263,7 +264,7 @@ def test_a_question_does_not_retrieve_the_block_it_was_taken_from(vectors_NP):
         np.testing.assert_array_equal(beam["block_ids"][0], best[best != own][:kept])
         np.testing.assert_array_equal(beam["block_ids"][1], best[:kept])
         np.testing.assert_array_equal(beam["vectors"][0], vectors_NP[beam["block_ids"][0]])
-        shapes = source.shapes(2, 16)
+        shapes = beam_shapes(source.sizes, 2, 16)
         assert {name: x.shape for name, x in beam.items()} == {
             name: x.shape for name, x in shapes.items()
         }
@@ -317,6 +318,9 @@ def test_each_device_chooses_among_its_rows_and_names_them_in_the_whole_batch(so
     parts = [source.fetch(rows_B[b : b + 3], question_BP[b : b + 3]) for b in range(0, 24, 3)]
     expected = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     expected["read"] += np.arange(0, 24, 3, dtype=np.int32)
+    shapes = {name: array.shape for name, array in expected.items()}
+    together = beam_shapes(source.sizes, 24, 16, devices=8)
+    assert {name: shape.shape for name, shape in together.items()} == shapes
     inside = jax.jit(functools.partial(fetch_by_callback, source, mesh))
     equal_trees(jax.device_get(inside(placed["rows"], placed["question"])), expected)
     equal_trees(fetch_by_device(source, placed["rows"], placed["question"]), expected)

@@ -80,7 +80,7 @@ def make_step():
 
 
 def test_the_first_line_and_one_compilation(caplog, monkeypatch):
-    monkeypatch.setitem(watch._PEAK_FLOPS, jax.devices()[0].device_kind, 1e6)
+    monkeypatch.setitem(watch.PEAK_FLOPS, jax.devices()[0].device_kind, 1e6)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
     step, traced = make_step()
     costs = StepCosts("ict", mesh, 24, step.trace)

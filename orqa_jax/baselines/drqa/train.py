@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from orqa_jax.baselines.drqa.encode import (
+    PARAGRAPH_LENGTH,
     Encoded,
     Encoder,
     frequent_question_words,
@@ -28,13 +29,14 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import write_json
 from orqa_jax.models.weights import fingerprint_params, load_params, save_params
 from orqa_jax.text.word_vectors import WordVectors, load_word_vectors
-from orqa_jax.train.checkpoint import Checkpoints, describe_model, is_finished
-from orqa_jax.train.config import check_at_least
-from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.checkpoint import MODEL_SCHEMA, describe_model, is_finished
+from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.loop import run_steps
+from orqa_jax.train.mesh import make_mesh
+from orqa_jax.train.metrics import Metrics, mean_of
 from orqa_jax.train.state import Params, TrainState, apply_gradients, initial_state
 
 MODEL_KIND = "DrQA reader"
-_LONGEST = 400
 _GRADIENT_NORM = 10.0
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ class DrqaTrainConfig:
       train: SQuAD file, or JSONL of `orqa drqa-supervise`; several, with commas between them,
         are learned together.
       out: Folder for checkpoints, metrics and the finished reader.
-      start_from: Folder of a finished reader to fine-tune; "" for a new one.
+      start_from: Folder of a finished reader to fine-tune, whose sizes, tuned words and features
+        are kept whatever is said of them here; "" for a new one.
       vectors: File of word vectors in GloVe's text format; "" for the installed package.
       tagger: Installed spaCy pipeline for tags; "" for none, as over the whole of Wikipedia.
       epochs: Times each example is seen.
@@ -84,14 +87,9 @@ class DrqaTrainConfig:
     log_every: int = 50
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         check_at_least(self, epochs=1, batch_size=1, hidden_size=1, layers=1, tuned_words=0)
         check_at_least(self, checkpoint_every=1, log_every=1)
-        if not 0.0 < self.learning_rate <= 1.0:
-            raise OrqaError(
-                f"learning_rate is {self.learning_rate}; it has to be above 0 and at most 1."
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise OrqaError(f"dropout is {self.dropout}; it has to be from 0 to below 1.")
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -115,10 +113,10 @@ def encode_examples(encoder: Encoder, examples: Sequence[ReadingExample]) -> Tar
     encoded, spans = [], []
     for example in examples:
         tokens = tokenize(example.paragraph)
-        found = (token_span(tokens, *span, _LONGEST) for span in example.spans)
+        found = (token_span(tokens, *span, PARAGRAPH_LENGTH) for span in example.spans)
         span = next((span for span in found if span is not None), None)
         if span is not None and tokenize(example.question).words:
-            encoded.append(encoder.encode(example.question, example.paragraph, longest=_LONGEST))
+            encoded.append(encoder.encode(example.question, example.paragraph))
             spans.append(span)
     dropped = len(examples) - len(encoded)
     logger.info("%d examples, %d without an answer in whole tokens", len(encoded), dropped)
@@ -131,7 +129,7 @@ def encode_examples(encoder: Encoder, examples: Sequence[ReadingExample]) -> Tar
 def epoch_batches(lengths: np.ndarray, config: DrqaTrainConfig, epoch: int) -> list[np.ndarray]:
     """The rows of each batch: like lengths together, the batches in random order.
 
-    The last batch takes rows from the first ones to be full, so that shapes are few.
+    A last batch that is not full takes rows of the one before, so that shapes are few.
     """
     rng = np.random.default_rng((config.seed, epoch))
     shuffled = rng.permutation(len(lengths))
@@ -205,6 +203,9 @@ def train_reader(config: DrqaTrainConfig) -> Path:
     if config.start_from:
         start = load_reader(Path(config.start_from), vectors)
         described["start_fingerprint"] = fingerprint_params(start.params)
+        # The features are those that it was trained with.
+        about = describe_model(Path(config.start_from), kind=MODEL_KIND)
+        described["tagger"] = about["config"]["tagger"]
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
     if start:
@@ -234,27 +235,24 @@ def train_reader(config: DrqaTrainConfig) -> Path:
         optax.clip_by_global_norm(_GRADIENT_NORM), optax.adamax(config.learning_rate)
     )
     state = initial_state(jax.tree.map(jnp.asarray, params), optimizer)
-    checkpoints = Checkpoints(out / "checkpoints", config=described)
-    state = checkpoints.restore(state)
-    first_step = int(state.step)
     steps = config.epochs * -(-len(targets.encoded) // config.batch_size)
     step_function = jax.jit(
         functools.partial(train_step, model=model, optimizer=optimizer), donate_argnums=0
     )
-    log = MetricsLog(
-        out / "metrics.jsonl",
-        name="drqa",
-        first_step=first_step,
+    state = run_steps(
+        "drqa",
+        state,
+        step_function,
+        functools.partial(batches, targets, encoder, config),
+        dropout_key,
+        mesh=make_mesh(jax.devices()[:1]),
+        out=out,
+        described=described,
         total=steps,
-        every=config.log_every,
+        batch_size=config.batch_size,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
     )
-    for step, batch in enumerate(batches(targets, encoder, config, first_step), first_step + 1):
-        state, metrics = step_function(state, batch, dropout_key)
-        log.add(step, metrics)
-        if step % config.checkpoint_every == 0 or step == steps:
-            checkpoints.save(step, state)
-    log.close()
-    checkpoints.close()
     save_reader(out / "model", shape, encoder, state.params, described)
     return out / "model"
 
@@ -294,7 +292,7 @@ def save_reader(
     save_params(partial / "weights.safetensors", params)
     (partial / "tuned_words.json").write_text(json.dumps(encoder.tuned), encoding="utf-8")
     about = {
-        "schema": 1,
+        "schema": MODEL_SCHEMA,
         "kind": MODEL_KIND,
         "weights_fingerprint": fingerprint_params(params),
         "reader": dataclasses.asdict(config),
@@ -323,6 +321,11 @@ def load_reader(folder: Path, vectors: WordVectors) -> ReaderFolder:
     tuned = json.loads((folder / "tuned_words.json").read_text(encoding="utf-8"))
     encoder = Encoder(vectors, tuned, about["exact_match"], load_tagger(name) if name else None)
     params = load_params(folder / "weights.safetensors")
+    if fingerprint_params(params) != about["weights_fingerprint"]:
+        raise OrqaError(
+            f"The weights in {folder} are not those that model.json tells of: the folder was "
+            "changed or damaged; train the reader again."
+        )
     return ReaderFolder(DrqaReaderConfig(**about["reader"]), encoder, params)
 
 

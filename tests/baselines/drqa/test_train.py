@@ -255,11 +255,13 @@ def test_squad_and_its_split(tmp_path):
     train, test = split_by_document(examples)
     assert [e.document for e in test] == ["T3", "T7"]
     assert len(train) == 7
+    with pytest.raises(OrqaError, match="there are only 3"):
+        split_by_document(examples[:3])
     save_reading(tmp_path / "out.jsonl", train)
     assert load_reading(tmp_path / "out.jsonl") == train
     assert load_reading(path) == examples
     path.write_text("{}")
-    with pytest.raises(OrqaError, match="is not SQuAD"):
+    with pytest.raises(OrqaError, match="has no 'data'"):
         read_squad(path)
     (tmp_path / "bad.jsonl").write_text('{"id": "1"}\n')
     with pytest.raises(OrqaError, match=r"bad\.jsonl:1 is no reading example"):
@@ -343,6 +345,11 @@ def test_the_decomposition_reads_more_and_more(trained, vectors, tmp_path):
         for e, ids in zip(chosen, index.search([e.question for e in chosen], 5)[0], strict=True)
     ]
     assert f"among five for {100 * np.mean(among):.1f}%" in table
+    every, more = (
+        decompose(DrqaDecomposeConfig(str(squad), str(trained[1]), str(run), questions=count))
+        for count in (len(test), 99)
+    )
+    assert more == every
 
 
 def test_the_commands_from_documents_to_answers(trained, vectors, tmp_path, capsys):

@@ -1,0 +1,104 @@
+"""The loop of every training: steps in their order, watched, saved, and stopped on request."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from orqa_jax.train.checkpoint import Checkpoints
+from orqa_jax.train.inputs import timed
+from orqa_jax.train.mesh import place_batch
+from orqa_jax.train.metrics import Metrics, MetricsLog
+from orqa_jax.train.state import TrainState
+from orqa_jax.train.stop import stop_request
+from orqa_jax.train.watch import StepCosts, profiled
+
+Observe = Callable[[int, TrainState, MetricsLog], Metrics]
+
+
+def nothing_more(step: int, state: TrainState, log: MetricsLog) -> Metrics:
+    """What there is to observe where a training has nothing of its own."""
+    return {}
+
+
+def run_steps(
+    name: str,
+    state: TrainState,
+    step_function: Any,
+    batches_from: Callable[[int], Iterable[Any]],
+    key: jax.Array,
+    *,
+    mesh: Mesh,
+    out: Path,
+    described: dict[str, Any],
+    total: int,
+    batch_size: int,
+    checkpoint_every: int,
+    log_every: int,
+    checkpoints: str = "",
+    profile: str = "",
+    trace: Any = None,
+    observe: Observe = nothing_more,
+) -> TrainState:
+    """Runs the steps that are left of ``total``, from the newest checkpoint on where there is one.
+
+    Args:
+      name: Of the training, in its log.
+      state: That of step 0, where it is to lie.
+      step_function: ``(state, batch, key) -> (state, metrics)``, jitted; the given state is used
+        up. Of its metrics, "loss" tells the best checkpoint.
+      batches_from: From the number of steps done to the batches of the others, this process's rows.
+      key: For dropout, the same for every step.
+      mesh: Where the batches are placed.
+      out: Folder for metrics, and for checkpoints.
+      described: Settings and fingerprints; checkpoints of others are refused.
+      total: Steps of the whole training.
+      batch_size: Examples of a step, of all processes.
+      checkpoint_every: Steps between two checkpoints.
+      log_every: Steps between two lines of metrics.
+      checkpoints: Folder or URL for checkpoints; "" for checkpoints/ in ``out``.
+      profile: Folder for a trace of a few steps; "" for none.
+      trace: Traces the program of a step, for its costs; that of ``step_function`` by default.
+      observe: Called after each step; returns further metrics, or adds to the time spent.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      KeyboardInterrupt: After a SIGINT, with the state saved.
+      SystemExit: After a SIGTERM, with the state saved and status 0.
+      OrqaError: A checkpoint is of other settings.
+    """
+    saved = Checkpoints(checkpoints or out / "checkpoints", config=described)
+    state = saved.restore(state)
+    first_step = int(state.step)
+    log = MetricsLog(
+        out / "metrics.jsonl",
+        name=name,
+        first_step=first_step,
+        total=total,
+        every=log_every,
+        batch_size=batch_size,
+    )
+    costs = StepCosts(name, mesh, batch_size, trace or step_function.trace)
+    order = profiled(timed(batches_from(first_step)), profile)
+    with stop_request() as stop:
+        # A save that has begun is finished also where the loop ends by an error.
+        with contextlib.closing(saved), contextlib.closing(log):
+            for step, (batch, waited) in enumerate(order, first_step + 1):
+                log.spend("input_wait", waited)
+                placed = place_batch(mesh, batch)
+                log.spend("flops_share", costs.seconds_at_peak(state, placed, key))
+                state, metrics = step_function(state, placed, key)
+                saved.add_loss(metrics["loss"])
+                log.add(step, metrics | observe(step, state, log))
+                stopping = stop.reached(step)
+                if step % checkpoint_every == 0 or step == total or stopping:
+                    saved.save(step, state)
+                if stopping:
+                    break
+        stop.leave()
+    return state
