@@ -16,11 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from orqa_jax.corpus.store import BlockStore
-from orqa_jax.index.bm25 import BM25Index, terms, tune_bm25
+from orqa_jax.index.bm25 import K1, TUNED_RANKS, B, BM25Index, terms, tune_bm25
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.match import texts_with_answer
-
-RANKS = (1, 5, 20, 100)
 
 
 def measure(store: BlockStore, examples: list[Example], k1: float, b: float) -> None:
@@ -28,7 +26,7 @@ def measure(store: BlockStore, examples: list[Example], k1: float, b: float) -> 
         start = time.perf_counter()
         index = BM25Index.build(store, Path(scratch) / "bm25", k1=k1, b=b)
         built = time.perf_counter()
-        ids_BK, _ = index.search([example.question for example in examples], max(RANKS))
+        ids_BK, _ = index.search([example.question for example in examples], max(TUNED_RANKS))
         searched = time.perf_counter()
     found_BK = np.array(
         [
@@ -36,7 +34,7 @@ def measure(store: BlockStore, examples: list[Example], k1: float, b: float) -> 
             for example, ids_K in zip(examples, ids_BK, strict=True)
         ]
     )
-    recall = {k: 100 * found_BK[:, :k].any(axis=1).mean() for k in RANKS}
+    recall = {k: 100 * found_BK[:, :k].any(axis=1).mean() for k in TUNED_RANKS}
     print(f"k1 {k1}, b {b}: {len(store)} blocks built in {built - start:.1f} s;", end=" ")
     print(f"{len(examples) / (searched - built):.0f} questions a second;", end=" ")
     print("recall " + ", ".join(f"@{k} {value:.1f}%" for k, value in recall.items()))
@@ -49,7 +47,7 @@ def measure_peer(store: BlockStore, examples: list[Example]) -> None:
     peer = BM25Okapi([terms(f"{store.title(i)}\n{store.text(i)}") for i in range(len(store))])
     built = time.perf_counter()
     for example in examples:
-        np.argsort(-peer.get_scores(terms(example.question)))[: max(RANKS)]
+        np.argsort(-peer.get_scores(terms(example.question)))[: max(TUNED_RANKS)]
     searched = time.perf_counter()
     print(f"rank_bm25: built in {built - start:.1f} s;", end=" ")
     print(f"{len(examples) / (searched - built):.1f} questions a second")
@@ -66,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     store = BlockStore(options.store)
     examples = load_examples(options.questions)
-    measure(store, examples, 0.9, 0.4)
+    measure(store, examples, K1, B)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory so far {peak:.2f} GiB")
     if options.dev:

@@ -1,6 +1,6 @@
 """What the labels of the 2019 release are worth beside word-to-word ones, and what they cost.
 
-python -m benchmarks.label_modes STORE questions.jsonl [--regex patterns.jsonl]
+    python -m benchmarks.label_modes STORE questions.jsonl [--regex patterns.jsonl]
 
 Over the best 100 blocks of BM25 for each question: how often the two labels differ. Then the time
 of labelling one beam of 5000 blocks: by substrings, by words, by regular expressions.
@@ -15,7 +15,7 @@ import numpy as np
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.qa.examples import load_examples
+from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.match import Mode, texts_with_answer
 
 DEPTH, BEAM, TIMED = 100, 5000, 20
@@ -50,14 +50,14 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     beam = [store.text(int(block)) for block in rng.choice(len(store), BEAM, replace=False)]
-    timed = [("token", examples[:TIMED]), ("substring", examples[:TIMED])]
+    timed: list[tuple[Mode, list[Example]]] = [(mode, examples[:TIMED]) for mode in modes]
     if options.regex:
         timed.append(("regex", load_examples(options.regex)[:TIMED]))
     for mode, chosen in timed:
         seconds = []
         for example in chosen:
             start = time.process_time()
-            texts_with_answer(beam, example.answers, mode)  # type: ignore[arg-type]
+            texts_with_answer(beam, example.answers, mode)
             seconds.append(time.process_time() - start)
         print(f"{mode}: {1e3 * np.median(seconds):.0f} ms of CPU time a beam of {BEAM}, median")
 

@@ -16,7 +16,7 @@ from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.wordpiece import WordPiece
-from orqa_jax.train.retrieve import _is_in
+from orqa_jax.train.retrieve import is_in
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     for question in rng.choice(len(examples), options.sample, replace=False):
         ids_C = rng.choice(len(store), options.blocks, replace=False)
         started = time.process_time()
-        looked_up_C = _is_in(ids_C, postings[question])
+        looked_up_C = is_in(ids_C, postings[question])
         middle = time.process_time()
         matched_C = matches(store, ids_C, answers[question], tokenizer.continues_word)
         seconds["postings"].append(middle - started)

@@ -9,6 +9,7 @@ import datetime
 import logging
 import os
 import posixpath
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,11 +89,15 @@ def _copy_file(from_fs: Any, source: str, to_fs: Any, target: str) -> None:
                 writer.write(part)
         return
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    partial = f"{target}.partial"
-    from_fs.get_file(source, partial)
-    time = from_fs.modified(source).timestamp()
-    os.utime(partial, (time, time))
-    os.replace(partial, target)
+    # Hosts that share a disk may copy the same file at the same time.
+    partial = Path(f"{target}.partial-{uuid.uuid4().hex}")
+    try:
+        from_fs.get_file(source, str(partial))
+        time = from_fs.modified(source).timestamp()
+        os.utime(partial, (time, time))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -27,19 +27,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from orqa_jax.corpus.build import _check_out, _chunks, _pack_pages, _Writer
-from orqa_jax.corpus.pack import MIN_WORDPIECES
+from orqa_jax.corpus.build import check_out, StoreWriter, chunk_pages, pack_pages
+from orqa_jax.corpus.pack import check_limit
 from orqa_jax.corpus.postings import shard_postings
-from orqa_jax.corpus.readers import KINDS, Page, SourceFile, _kind_of_name, find_files, read_file
+from orqa_jax.corpus.readers import KINDS, Page, SourceFile, find_files, kind_of_name, read_file
 from orqa_jax.corpus.store import (
     MANIFEST_NAME,
     SCHEMA,
     SCHEMA_VERSION,
     TOKENIZER_NAME,
-    _open_shard,
-    _read_manifest,
+    open_shard,
+    read_manifest,
 )
 from orqa_jax.errors import OrqaError
+from orqa_jax.storage import is_url
 from orqa_jax.text.wordpiece import WordPiece
 
 logger = logging.getLogger(__name__)
@@ -112,13 +113,10 @@ def build_with_beam(
     beam = _beam()
     from apache_beam.io.filesystems import FileSystems
 
-    if max_wordpieces < MIN_WORDPIECES:
-        raise OrqaError(
-            f"max_wordpieces is {max_wordpieces} and has to be at least {MIN_WORDPIECES}."
-        )
-    if not _is_url(out):
-        out = str(Path(out).absolute())
-        _check_out(Path(out), [source for source in sources if not _is_url(source)])
+    check_limit(max_wordpieces)
+    out = _from_anywhere(out)
+    if not is_url(out):
+        check_out(Path(out), [source for source in sources if not is_url(source)])
     elif FileSystems.exists(f"{out}/{MANIFEST_NAME}"):
         raise OrqaError(f"{out} is a corpus already; remove it or choose another folder.")
     files = _find_files(sources)
@@ -171,9 +169,10 @@ def find_answers_with_beam(
         OrqaError: Beam is not installed, or an input cannot be read.
     """
     beam = _beam()
+    store, out = _from_anywhere(store), _from_anywhere(out)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        manifest = _read_manifest(_fetch(f"{store}/{MANIFEST_NAME}", folder).parent)
+        manifest = read_manifest(_fetch(f"{store}/{MANIFEST_NAME}", folder).parent)
         tokenizer = WordPiece.load(_fetch_folder(f"{store}/{TOKENIZER_NAME}", folder))
     answers = [[e.ids for e in tokenizer.encode(list(texts))] for texts in questions.values()]
     shards, first_block = [], 0
@@ -209,8 +208,9 @@ def _pipeline_options(options: Sequence[str]) -> Any:
     return PipelineOptions(list(options))
 
 
-def _is_url(path: str) -> bool:
-    return "://" in path
+def _from_anywhere(path: str) -> str:
+    """A path that means the same in the working folder of any worker."""
+    return path if is_url(path) else os.path.abspath(path)
 
 
 def _find_files(sources: Sequence[str]) -> list[_File]:
@@ -218,15 +218,17 @@ def _find_files(sources: Sequence[str]) -> list[_File]:
 
     found: list[_File] = []
     for source in map(str, sources):
-        if not _is_url(source):
-            found += [_File(0, source, "", file) for file in find_files([source])]
+        if not is_url(source):
+            for file in find_files([source]):
+                file = dataclasses.replace(file, path=file.path.absolute())
+                found.append(_File(0, source, "", file))
             continue
         matched = FileSystems.match([source])[0].metadata_list
         if not matched:
             raise OrqaError(f"There is no file {source}; check the URL.")
         for each in sorted(matched, key=lambda each: each.path):
             name = Path(posixpath.basename(each.path))
-            kind = _kind_of_name(name)
+            kind = kind_of_name(name)
             if kind is None:
                 raise OrqaError(f"{each.path} is of no known kind; orqa reads {KINDS}.")
             file = SourceFile(name, kind, name.name, Path(source), each.size_in_bytes)
@@ -236,7 +238,7 @@ def _find_files(sources: Sequence[str]) -> list[_File]:
 
 def _fetch(path: str, folder: Path) -> Path:
     """A path as it is; the file behind a URL as a copy in `folder`."""
-    if not _is_url(path):
+    if not is_url(path):
         return Path(path)
     from apache_beam.io.filesystem import CompressionTypes
     from apache_beam.io.filesystems import FileSystems
@@ -249,7 +251,7 @@ def _fetch(path: str, folder: Path) -> Path:
 
 
 def _fetch_folder(path: str, folder: Path) -> Path:
-    if not _is_url(path):
+    if not is_url(path):
         return Path(path)
     from apache_beam.io.filesystems import FileSystems
 
@@ -278,7 +280,7 @@ def _read(source: _File) -> Iterator[Any]:
         file = source.file
         if source.url:
             file = dataclasses.replace(file, path=_fetch(source.url, Path(scratch)))
-        chunks = _chunks(read_file(file, skipped), defaultdict(float))
+        chunks = chunk_pages(read_file(file, skipped), defaultdict(float))
         for number, (chunk, _) in enumerate(chunks):
             pages += len(chunk)
             yield _Chunk(source.number, number, chunk)
@@ -288,7 +290,7 @@ def _read(source: _File) -> Iterator[Any]:
 def _pack(chunk: _Chunk, parts: str, tokenizer: WordPiece, max_wordpieces: int) -> _Part:
     from apache_beam.io.filesystems import FileSystems
 
-    packed = _pack_pages(chunk.pages, tokenizer, max_wordpieces)
+    packed = pack_pages(chunk.pages, tokenizer, max_wordpieces)
     # A runner may do the same work twice at the same time.
     url = f"{parts}/{uuid.uuid4().hex}.arrow"
     with FileSystems.create(url) as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
@@ -320,10 +322,10 @@ def _write(
     skipped["empty"] += sum(part.empty for part in parts)
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if _is_url(out) else Path(f"{out}.partial-{uuid.uuid4().hex}")
+        folder = Path(scratch) if is_url(out) else Path(f"{out}.partial-{uuid.uuid4().hex}")
         folder.mkdir(exist_ok=True)
         tokenizer.save(folder / TOKENIZER_NAME)
-        writer = _Writer(folder)
+        writer = StoreWriter(folder)
         for part in sorted(parts, key=lambda part: (part.file, part.number)):
             with FileSystems.open(part.url) as source:
                 (batch,) = pa.ipc.open_stream(source.read())
@@ -346,7 +348,7 @@ def _write(
             "build": {"text_bytes": writer.text_bytes},
         }
         (folder / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
-        if not _is_url(out):
+        if not is_url(out):
             os.rename(folder, out)
             return
         files_of_store = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -364,7 +366,7 @@ def _find_answers(
     first_block, entry = shard
     with tempfile.TemporaryDirectory() as scratch:
         path = _fetch(f"{store}/{entry['file']}", Path(scratch))
-        opened = _open_shard(path.parent, entry, first_block=first_block)
+        opened = open_shard(path.parent, entry, first_block=first_block)
         for question, blocks in enumerate(shard_postings([opened], answers, continues_word)):
             if len(blocks):
                 yield question, blocks.tolist()
@@ -375,13 +377,13 @@ def _write_answers(found: Sequence[tuple[int, list[int]]], out: str, ids: Sequen
     for question, some in found:
         blocks[question] += some
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if _is_url(out) else Path(out).absolute().parent
+        folder = Path(scratch) if is_url(out) else Path(out).parent
         written = folder / f"{posixpath.basename(out)}.partial-{uuid.uuid4().hex}"
         with written.open("w", encoding="utf-8") as file:
             for identifier, numbers in zip(ids, blocks, strict=True):
                 line = {"id": identifier, "blocks": sorted(numbers)}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        if _is_url(out):
+        if is_url(out):
             _store_file(written, out)
         else:
             os.replace(written, out)

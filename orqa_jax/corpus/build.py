@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from orqa_jax.corpus.pack import MIN_WORDPIECES, Packed, Seconds, pack, timed
+from orqa_jax.corpus.pack import Packed, Seconds, check_limit, pack, timed
 from orqa_jax.corpus.readers import Page, SourceFile, find_files, read_pages, to_document
 from orqa_jax.corpus.store import (
     MANIFEST_NAME,
@@ -75,19 +75,14 @@ def build_corpus(
         OrqaError: a source cannot be read, `out` is taken, or there is no text at all.
     """
     out = Path(out).absolute()
-    if max_wordpieces < MIN_WORDPIECES:
-        raise OrqaError(
-            f"max_wordpieces is {max_wordpieces} and has to be at least {MIN_WORDPIECES}."
-        )
-    if workers is not None and workers < 1:
-        raise OrqaError(f"workers is {workers} and has to be at least 1.")
-    workers = workers or os.cpu_count() or 1
-    _check_out(out, sources)
+    check_limit(max_wordpieces)
+    workers = _count_workers(workers)
+    check_out(out, sources)
     files = find_files(sources)
 
-    with _partial_folder(out) as partial:
+    with partial_folder(out) as partial:
         tokenizer.save(partial / TOKENIZER_NAME)
-        writer = _Writer(partial)
+        writer = StoreWriter(partial)
         built = _write_blocks(writer, files, tokenizer, max_wordpieces, workers)
         if not writer.blocks:
             raise OrqaError(_no_text(sources, built))
@@ -141,12 +136,12 @@ def append_to_corpus(
             the corpus already.
     """
     folder = Path(folder).absolute()
-    workers = workers or os.cpu_count() or 1
+    workers = _count_workers(workers)
     files = find_files(sources)
-    with _partial_folder(folder) as partial:
+    with partial_folder(folder) as partial:
         store = BlockStore(folder)
         tokenizer = WordPiece.load(store.tokenizer_folder)
-        writer = _Writer(partial, first_shard=len(store.shards))
+        writer = StoreWriter(partial, first_shard=len(store.shards))
         for shard in store.shards:
             writer.hash(shard.batch)
         built = _write_blocks(writer, files, tokenizer, store.max_wordpieces, workers)
@@ -192,7 +187,7 @@ class _Built:
 
 
 def _write_blocks(
-    writer: _Writer,
+    writer: StoreWriter,
     files: Sequence[SourceFile],
     tokenizer: WordPiece,
     max_wordpieces: int,
@@ -203,7 +198,7 @@ def _write_blocks(
     skipped = Counter[str]()
     documents = 0
     progress = _Progress(total_bytes=sum(file.bytes for file in files))
-    chunks = _chunks(read_pages(files, skipped), seconds)
+    chunks = chunk_pages(read_pages(files, skipped), seconds)
     packed_chunks = _pack_in_order(chunks, tokenizer, max_wordpieces, workers)
     with progress, contextlib.closing(packed_chunks):
         for packed, bytes_read in packed_chunks:
@@ -217,6 +212,12 @@ def _write_blocks(
     return _Built(documents, skipped, seconds, time.perf_counter() - started)
 
 
+def _count_workers(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise OrqaError(f"workers is {workers} and has to be at least 1.")
+    return workers or os.cpu_count() or 1
+
+
 def _no_text(sources: Sequence[str | os.PathLike[str]], built: _Built) -> str:
     return (
         f"There is no text in {', '.join(map(str, sources))}: "
@@ -224,7 +225,7 @@ def _no_text(sources: Sequence[str | os.PathLike[str]], built: _Built) -> str:
     )
 
 
-def _log_built(out: Path, writer: _Writer, built: _Built) -> None:
+def _log_built(out: Path, writer: StoreWriter, built: _Built) -> None:
     logger.info(
         "%s: %s blocks of %s documents in %.0f s, %.1f MB of text a second; skipped: %s.",
         out,
@@ -252,7 +253,7 @@ def _check_new(store: BlockStore, files: Sequence[Path]) -> None:
                 )
 
 
-def _check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
+def check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
     if (out / MANIFEST_NAME).exists():
         raise OrqaError(f"{out} is a corpus already; remove it or choose another folder.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -263,7 +264,7 @@ def _check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
 
 
 @contextlib.contextmanager
-def _partial_folder(out: Path) -> Iterator[Path]:
+def partial_folder(out: Path) -> Iterator[Path]:
     """Makes ``<out>.partial``, empty, for this process alone; removes it if there is an error.
 
     The lock is on the folder itself and dies with the process, however that ends.
@@ -293,7 +294,7 @@ def _partial_folder(out: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _chunks(
+def chunk_pages(
     pages: Iterator[tuple[Page, int]], seconds: Seconds
 ) -> Iterator[tuple[list[Page], int]]:
     """Gathers pages into portions of about `_CHUNK_CHARACTERS`, with the bytes read so far."""
@@ -323,7 +324,7 @@ def _pack_in_order(
     """Packs chunks in `workers` processes; at most two for each are on their way."""
     if workers == 1:
         for chunk, bytes_read in chunks:
-            yield _pack_pages(chunk, tokenizer, max_wordpieces), bytes_read
+            yield pack_pages(chunk, tokenizer, max_wordpieces), bytes_read
         return
     # Forking a process that runs jax or threads can deadlock; spawning cannot.
     executor = ProcessPoolExecutor(
@@ -371,17 +372,18 @@ def _end_with_parent() -> None:
 
 def _pack_in_worker(pages: list[Page]) -> Packed:
     assert _worker_arguments is not None
-    return _pack_pages(pages, *_worker_arguments)
+    return pack_pages(pages, *_worker_arguments)
 
 
-def _pack_pages(pages: list[Page], tokenizer: WordPiece, max_wordpieces: int) -> Packed:
+def pack_pages(pages: list[Page], tokenizer: WordPiece, max_wordpieces: int) -> Packed:
+    """`pack` of the documents behind pages."""
     seconds: Seconds = defaultdict(float)
     with timed(seconds, "markup"):
         documents = [to_document(page) for page in pages]
     return pack(documents, tokenizer, max_wordpieces, seconds)
 
 
-class _Writer:
+class StoreWriter:
     """Writes shards of about `_SHARD_BYTES`, and hashes what it writes."""
 
     def __init__(self, folder: Path, *, first_shard: int = 0) -> None:

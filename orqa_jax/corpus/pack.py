@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from orqa_jax.corpus.readers import Document
 from orqa_jax.corpus.store import SCHEMA
+from orqa_jax.errors import OrqaError
 from orqa_jax.text.sentences import split_sentences
 from orqa_jax.text.wordpiece import WordPiece
 
@@ -74,6 +75,14 @@ def timed(seconds: Seconds, stage: str) -> Iterator[None]:
         yield
     finally:
         seconds[stage] += time.process_time() - start
+
+
+def check_limit(max_wordpieces: int) -> None:
+    """Raises `OrqaError` for a limit below `MIN_WORDPIECES`."""
+    if max_wordpieces < MIN_WORDPIECES:
+        raise OrqaError(
+            f"max_wordpieces is {max_wordpieces} and has to be at least {MIN_WORDPIECES}."
+        )
 
 
 def title_limit(max_wordpieces: int) -> int:
@@ -194,7 +203,7 @@ def _pieces(
 
     Args:
         counts: wordpieces of each unit, of all texts one after the other.
-    """  # fmt: skip
+    """
     pieces = _Pieces([0], [], [], [])
     numbered = iter(counts)
     for document, (text, spans) in enumerate(zip(texts, units, strict=True)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from orqa_jax.corpus.store import BlockStore
 
@@ -14,12 +16,12 @@ def blocks_of_documents(store: BlockStore, documents: Collection[str]) -> dict[s
 
     One pass over the ids of all blocks, so ask for many at once.
     """
-    wanted = np.array(sorted(documents))
+    wanted = pa.array(list(documents), pa.string())
     found: dict[str, list[int]] = {}
     for shard in store.shards:
-        ids = shard.batch.column("document_id").to_numpy(zero_copy_only=False).astype(str)
-        for row in np.flatnonzero(np.isin(ids, wanted)).tolist():
-            found.setdefault(str(ids[row]), []).append(shard.first_block + row)
+        ids = shard.batch.column("document_id")
+        for row in np.flatnonzero(pc.is_in(ids, value_set=wanted)).tolist():
+            found.setdefault(ids[row].as_py(), []).append(shard.first_block + row)
     return found
 
 

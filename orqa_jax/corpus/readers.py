@@ -140,7 +140,7 @@ def find_files(sources: Sequence[str | os.PathLike[str]]) -> list[SourceFile]:
         elif source.exists():
             if source.stat().st_size == 0:
                 raise OrqaError(f"{source} is empty; remove it from the sources.")
-            kind = _kind_of_name(source) or _kind_of_content(source)
+            kind = kind_of_name(source) or _kind_of_content(source)
             files.append(SourceFile(source, kind, source.name, source, source.stat().st_size))
         else:
             raise OrqaError(f"There is no file or folder {source}; check the path.")
@@ -173,9 +173,12 @@ def read_pages(files: Sequence[SourceFile], skipped: Counter[str]) -> Iterator[t
 
 def read_file(file: SourceFile, skipped: Counter[str]) -> Iterator[tuple[Page, int]]:
     """`read_pages` of one file, which may hold no documents."""
-    with file.path.open("rb") as raw, _decompress(raw) as stream:
-        for page in _explain_damage(file, _READERS[file.kind](file, stream, skipped)):
-            yield page, raw.tell()
+    try:
+        with file.path.open("rb") as raw, _decompress(raw) as stream:
+            for page in _READERS[file.kind](file, stream, skipped):
+                yield page, raw.tell()
+    except _DAMAGE as error:
+        raise _damaged(file.path, error) from error
 
 
 def to_document(page: Page) -> Document:
@@ -214,7 +217,7 @@ def _find_in_folder(folder: Path) -> list[SourceFile]:
         relative = path.relative_to(folder)
         if path.is_dir() or any(part.startswith(".") for part in relative.parts):
             continue
-        kind = _kind_of_name(path)
+        kind = kind_of_name(path)
         if kind in _PROSE or _WIKI_EXTRACTOR_NAME.fullmatch(_plain_name(path)):
             size = path.stat().st_size
             if size:
@@ -241,7 +244,8 @@ def _plain_name(path: Path) -> str:
     return path.name.removesuffix(path.suffix) if path.suffix in _COMPRESSIONS else path.name
 
 
-def _kind_of_name(path: Path) -> str | None:
+def kind_of_name(path: Path) -> str | None:
+    """How to read a file, by the ending of its name; None for an ending that does not tell."""
     return _KIND_OF_SUFFIX.get(Path(_plain_name(path)).suffix.lower())
 
 
@@ -273,13 +277,6 @@ def _decompress(raw: IO[bytes]) -> IO[bytes]:
     if head.startswith(b"\xfd7zXZ\x00"):
         return io.BufferedReader(lzma.LZMAFile(raw), _BUFFER)
     return raw
-
-
-def _explain_damage(file: SourceFile, pages: Iterator[Page]) -> Iterator[Page]:
-    try:
-        yield from pages
-    except _DAMAGE as error:
-        raise _damaged(file.path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> OrqaError:

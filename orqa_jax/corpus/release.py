@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from orqa_jax.corpus.build import _check_out, _partial_folder, _Writer
+from orqa_jax.corpus.build import check_out, partial_folder, StoreWriter
 from orqa_jax.corpus.store import MANIFEST_NAME, SCHEMA, SCHEMA_VERSION, TOKENIZER_NAME, BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.protobuf import read_fields, unpack_varints
@@ -48,12 +48,12 @@ def import_release_corpus(folder: Path, out: Path, tokenizer: WordPiece) -> Bloc
             blocks are other wordpieces under this tokenizer.
     """
     out = out.absolute()
-    _check_out(out, [folder])
+    check_out(out, [folder])
     names = ("blocks.tfr", "titles.tfr", "examples.tfr")
     paths = [folder / name for name in names]
-    with _partial_folder(out) as partial:
+    with partial_folder(out) as partial:
         tokenizer.save(partial / TOKENIZER_NAME)
-        writer = _Writer(partial)
+        writer = StoreWriter(partial)
         documents, longest, last_title, offset = 0, 0, None, 0
         rows: list[tuple[Any, ...]] = []
         records = tqdm(
@@ -69,7 +69,8 @@ def import_release_corpus(folder: Path, out: Path, tokenizer: WordPiece) -> Bloc
                         f"The files {', '.join(names)} in {folder} are not of the same length: "
                         f"one of them ends after {number:,} blocks."
                     )
-                text, title = block.decode("utf-8"), title_bytes.decode("utf-8")
+                text = _decode(paths[0], number, block)
+                title = _decode(paths[1], number, title_bytes)
                 ids = _example(paths[2], number, example)
                 if number < 100:
                     _check_tokenizer(folder, number, text, ids["token_ids"], tokenizer)
@@ -134,6 +135,15 @@ def read_tfrecords(path: Path) -> Iterator[bytes]:
         raise OrqaError(f"{path} cannot be read ({error.strerror}).") from error
 
 
+def _decode(path: Path, number: int, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OrqaError(
+            f"{path} is not UTF-8 in record {number + 1} ({error.reason}); copy it again."
+        ) from error
+
+
 def _example(path: Path, number: int, content: bytes) -> dict[str, np.ndarray]:
     """The integer features of a tf.train.Example."""
     found = {}
@@ -145,7 +155,7 @@ def _example(path: Path, number: int, content: bytes) -> dict[str, np.ndarray]:
                 packed = b"".join(read_fields(values).get(1, [])) if values else b""
                 found[named[1][0].decode()] = unpack_varints(packed).astype(np.int32)
         return {name: found[name] for name in ("title_ids", "token_ids", "sentence_starts")}
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise OrqaError(
             f"{path} has no example of title_ids, token_ids and sentence_starts in record "
             f"{number + 1} ({error!r})."

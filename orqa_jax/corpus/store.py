@@ -108,7 +108,7 @@ class BlockStore:
             OrqaError: there is no finished store, or it is damaged, or from another version.
         """
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
+        self.manifest = read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
         self.tokenizer_fingerprint: str = self.manifest["tokenizer_fingerprint"]
         self.tokenizer_folder = self.folder / TOKENIZER_NAME
@@ -119,7 +119,7 @@ class BlockStore:
         self.shards: list[Shard] = []
         self._length = 0
         for entry in self.manifest["shards"]:
-            self.shards.append(_open_shard(self.folder, entry, first_block=self._length))
+            self.shards.append(open_shard(self.folder, entry, first_block=self._length))
             self._length += entry["blocks"]
         self._first_blocks = np.array([shard.first_block for shard in self.shards], np.int64)
 
@@ -225,7 +225,12 @@ class BlockStore:
         return shard.batch.column(column)[row].as_py()
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of the finished store in `folder`.
+
+    Raises:
+        OrqaError: none is there, or one that cannot be read or is from another version.
+    """
     path = folder / MANIFEST_NAME
     try:
         manifest = json.loads(path.read_text("utf-8"))
@@ -245,7 +250,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_shard(folder: Path, entry: dict[str, Any], *, first_block: int) -> Shard:
+def open_shard(folder: Path, entry: dict[str, Any], *, first_block: int) -> Shard:
+    """Opens the file of one entry of the manifest's list of shards.
+
+    Raises:
+        OrqaError: the file is missing, damaged or another one.
+    """
     path = folder / entry["file"]
     try:
         size = path.stat().st_size

@@ -14,13 +14,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import bm25s
 import numpy as np
 import numpy.typing as npt
 import regex
 import Stemmer
-from bm25s.stopwords import STOPWORDS_EN
 from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
@@ -30,8 +29,10 @@ from orqa_jax.index.protocol import Found, clip_k, top_k
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.match import texts_with_answer
 
+if TYPE_CHECKING:
+    import bm25s
+
 log = logging.getLogger(__name__)
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG when imported
 
 SCHEMA = 2
 # Lucene's defaults suit long documents; these are customary for passages.
@@ -45,14 +46,13 @@ _WORD = regex.compile(rf"[{_PAIRED}ー]+|(?:(?![{_PAIRED}])[\p{{L}}\p{{N}}\p{{M}
 _IS_PAIRED = regex.compile(rf"[{_PAIRED}]")
 # Elsewhere a mark is a letter of its own: a vowel in Indic scripts, a voiced consonant in kana.
 _ACCENT = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}]\p{Mn}*)\p{Mn}")
-_STOP_WORDS = frozenset(STOPWORDS_EN)
 _STEMMER = Stemmer.Stemmer("english")
 
 
 class BM25Index:
     """Finds blocks by their words; implements `orqa_jax.index.protocol.Index` for strings."""
 
-    def __init__(self, scorer: bm25s.BM25) -> None:
+    def __init__(self, scorer: "bm25s.BM25") -> None:
         self._scorer = scorer
 
     def __len__(self) -> int:
@@ -65,7 +65,9 @@ class BM25Index:
 
     @classmethod
     def build(cls, store: BlockStore, folder: Path, *, k1: float = K1, b: float = B) -> "BM25Index":
-        """Indexes all blocks and saves the index in `folder`, in place of any that is there.
+        """Indexes all blocks and saves the index in `folder`, in place of any other that is there.
+
+        One of the same corpus, `k1` and `b` is kept.
 
         Args:
           store: the blocks.
@@ -73,6 +75,12 @@ class BM25Index:
           k1: how slowly repeated words saturate.
           b: how much long blocks are discounted, from 0 to 1.
         """
+        try:
+            manifest = _read_manifest(folder, store.fingerprint)
+            if (manifest["k1"], manifest["b"]) == (k1, b):
+                return cls.open(folder, corpus_fingerprint=store.fingerprint)
+        except (OrqaError, KeyError):
+            pass  # none is there, or one that cannot be used
         words = count_words(block_texts(store))
         scorer = words.scorer(k1, b)
         partial = folder.with_name(folder.name + ".partial")
@@ -98,18 +106,11 @@ class BM25Index:
         Raises:
           OrqaError: none is there, it is damaged, or it was built from another corpus.
         """
-        remedy = "build the BM25 index of this corpus again"
-        read_manifest(
-            folder,
-            "a BM25 index",
-            schema=SCHEMA,
-            fingerprints={"corpus": corpus_fingerprint},
-            remedy=remedy,
-        )
+        _read_manifest(folder, corpus_fingerprint)
         try:
-            scorer = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+            scorer = _bm25s().BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError) as error:
-            raise OrqaError(f"{folder} cannot be read ({error}): {remedy}.") from error
+            raise OrqaError(f"{folder} cannot be read ({error}): {_REMEDY}.") from error
         return cls(scorer)
 
     def scores(self, question: str) -> npt.NDArray[np.float32]:
@@ -141,6 +142,19 @@ class BM25Index:
         return ids_BK, scores_BK
 
 
+_REMEDY = "build the BM25 index of this corpus again"
+
+
+def _read_manifest(folder: Path, corpus_fingerprint: str) -> dict[str, Any]:
+    return read_manifest(
+        folder,
+        "a BM25 index",
+        schema=SCHEMA,
+        fingerprints={"corpus": corpus_fingerprint},
+        remedy=_REMEDY,
+    )
+
+
 @dataclass(frozen=True)
 class Words:
     """The words of all blocks, from which an index with any `k1` and `b` can be made.
@@ -153,8 +167,8 @@ class Words:
     ids: list[npt.NDArray[np.int32]]
     vocabulary: dict[str, int]
 
-    def scorer(self, k1: float, b: float) -> bm25s.BM25:
-        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
+    def scorer(self, k1: float, b: float) -> "bm25s.BM25":
+        scorer = _bm25s().BM25(k1=k1, b=b, method="lucene")
         with np.errstate(invalid="ignore"):  # without any word the mean length is 0
             scorer.index((self.ids, self.vocabulary), show_progress=False)
         return scorer
@@ -237,4 +251,18 @@ def terms(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=2**20)  # a corpus repeats its words: looking up beats stemming 5 to 1
 def _term(word: str) -> str:
-    return "" if word in _STOP_WORDS else _STEMMER.stemWord(word)
+    return "" if word in _stop_words() else _STEMMER.stemWord(word)
+
+
+@functools.cache
+def _stop_words() -> frozenset[str]:
+    return frozenset(_bm25s().stopwords.STOPWORDS_EN)
+
+
+@functools.cache
+def _bm25s() -> Any:
+    """The library; its import starts jax, before which the processes of a run have to be joined."""
+    import bm25s.stopwords
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG when imported
+    return bm25s

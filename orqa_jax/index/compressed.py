@@ -1,8 +1,8 @@
 """Block vectors in fewer bits, for searches that stay exact.
 
 A search scans the compressed vectors, keeps every block that could be among the best by a proved
-bound on the error, and scores those again from the float32 vectors. So compression costs memory
-bandwidth or saves it, and never changes a result.
+bound on the error, and scores those again from the float32 vectors. So compression saves memory and
+never changes a result, but on TPUs, whose scan itself is approximate (see `sharded.TPU_RECALL`).
 
 A folder holds `codes.npy`, bfloat16 bits or int8 `[N, P]`, and `manifest.json`, written last.
 """
@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import NAME, read_manifest, write_json
+from orqa_jax.index.manifest import NAME, open_array, read_manifest, write_json
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
 Precision = Literal["bfloat16", "int8"]
 
+# bfloat16 is no type of its own in a .npy file: its bits are stored.
+_STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
 _CHUNK = 65_536  # vectors in memory at once while compressing
 _AGAIN = "compress the vectors again with `orqa index`"
 
@@ -70,10 +72,9 @@ def compress(
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    # bfloat16 is no type of its own in a .npy file: its bits are stored.
-    stored = np.dtype(np.int8 if precision == "int8" else np.uint16)
+    shape = (count, projection_size)
     codes_NP = np.lib.format.open_memmap(
-        partial / "codes.npy", mode="w+", dtype=stored, shape=(count, projection_size)
+        partial / "codes.npy", mode="w+", dtype=_STORED[precision], shape=shape
     )
     error = 0.0
     for start in range(0, count, _CHUNK):
@@ -150,18 +151,10 @@ def open_compressed(
         fingerprints={"corpus": corpus_fingerprint, "weights": weights_fingerprint},
         remedy=_AGAIN,
     )
-    path = folder / "codes.npy"
-    try:
-        codes_NP = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise OrqaError(f"{path} cannot be read ({error}): {_AGAIN}.") from error
     shape = (manifest["count"], manifest["projection_size"])
-    stored = np.int8 if manifest["precision"] == "int8" else np.uint16
-    if codes_NP.shape != shape or codes_NP.dtype != stored:
-        raise OrqaError(
-            f"{path} holds {codes_NP.dtype} {codes_NP.shape}, but its manifest says "
-            f"{manifest['precision']} {shape}: {_AGAIN}."
-        )
+    codes_NP = open_array(
+        folder / "codes.npy", shape, _STORED[manifest["precision"]], remedy=_AGAIN
+    )
     if manifest["precision"] == "bfloat16":
         codes_NP = codes_NP.view(ml_dtypes.bfloat16)
     return Compressed(

@@ -44,8 +44,9 @@ def prepare_search(
       earlier: `BlockStore.earlier` of the corpus.
 
     Raises:
-      OrqaError: ScaNN is wanted and missing.
+      OrqaError: there is no such way, or ScaNN is wanted and missing.
     """
+    _check_known(search)
     fingerprints = {
         "corpus_fingerprint": corpus_fingerprint,
         "weights_fingerprint": weights_fingerprint,
@@ -83,16 +84,14 @@ def open_search(
       mesh: devices for an exact search; None for the host. ScaNN always runs on the host.
 
     Raises:
-      OrqaError: what the search needs is missing, or was made from something else.
+      OrqaError: there is no such way; what the search needs is missing, or was made from something
+        else.
     """
+    _check_known(search)
     fingerprints = {
         "corpus_fingerprint": corpus_fingerprint,
         "weights_fingerprint": weights_fingerprint,
     }
-    if search not in get_args(Search):
-        raise OrqaError(
-            f'search is "{search}"; it can be {" or ".join(map(repr, get_args(Search)))}.'
-        )
     if search == "scann":
         # Imported only here: the exact searches have to work where ScaNN breaks something.
         from orqa_jax.index.scann import ScannIndex
@@ -102,6 +101,13 @@ def open_search(
         return ExactIndex(embeddings_NP, mesh=mesh)
     compressed = open_compressed(folder / search, **fingerprints)
     return ExactIndex(embeddings_NP, compressed=compressed, mesh=mesh)
+
+
+def _check_known(search: str) -> None:
+    if search not in get_args(Search):
+        raise OrqaError(
+            f'search is "{search}"; it can be {" or ".join(map(repr, get_args(Search)))}.'
+        )
 
 
 def _is_ready(

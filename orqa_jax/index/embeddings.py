@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import NAME, read_manifest, write_json
+from orqa_jax.index.manifest import NAME, open_array, read_manifest, write_json
 
 log = logging.getLogger(__name__)
 
@@ -211,18 +211,8 @@ def open_embeddings(
         fingerprints={"corpus": corpus_fingerprint, "weights": weights_fingerprint},
         remedy=ENCODE_AGAIN,
     )
-    path = folder / "embeddings.npy"
-    try:
-        embeddings_NP: npt.NDArray[np.float32] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise OrqaError(f"{path} cannot be read ({error}): {ENCODE_AGAIN}.") from error
     shape = (manifest["count"], manifest["projection_size"])
-    if embeddings_NP.shape != shape or embeddings_NP.dtype != np.float32:
-        raise OrqaError(
-            f"{path} holds {embeddings_NP.dtype} {embeddings_NP.shape}, but its manifest says"
-            f" float32 {shape}: {ENCODE_AGAIN}."
-        )
-    return embeddings_NP
+    return open_array(folder / "embeddings.npy", shape, np.float32, remedy=ENCODE_AGAIN)
 
 
 def _preallocate(path: Path, shape: tuple[int, int]) -> None:

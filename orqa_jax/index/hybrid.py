@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.index.exact import check_questions
 from orqa_jax.index.protocol import Found, Index, clip_k, top_k
 
 # The constant of Cormack et al. 2009, which nobody has found reason to change.
@@ -84,7 +85,11 @@ class HybridIndex:
 
         Returns:
           ids, int32 `[B, k]`, best first, and the vectors of these blocks, float32 `[B, k, P + 1]`.
+
+        Raises:
+          OrqaError: a vector is not finite or of another size, or `k` is less than 1.
         """
+        check_questions(vectors_BX, self._vectors_NP.shape[1] + 1)
         k = clip_k(k, len(self._bm25))
         dense_BK = None
         if self._dense is not None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from orqa_jax.errors import OrqaError
 
 NAME = "manifest.json"
@@ -61,3 +64,23 @@ def read_manifest(
                 f" {expected[:16]} as now in use: {remedy}, or use the earlier {word}."
             )
     return manifest
+
+
+def open_array(
+    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, *, remedy: str
+) -> npt.NDArray[Any]:
+    """The array in a .npy file, as a read-only memory map of the shape and type of its manifest.
+
+    Raises:
+      OrqaError: the file cannot be read, or holds another array.
+    """
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise OrqaError(f"{path} cannot be read ({error}): {remedy}.") from error
+    if array.shape != shape or array.dtype != dtype:
+        raise OrqaError(
+            f"{path} holds {array.dtype} {array.shape}, but its manifest says"
+            f" {np.dtype(dtype)} {shape}: {remedy}."
+        )
+    return array

@@ -73,9 +73,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    opener = _OPENERS.get(path.suffix, lambda path: path.open("rb"))
     try:
-        with opener(path) as file:
+        with open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")

@@ -125,7 +125,7 @@ def all_matches(pattern: str, text: str) -> Iterator[tuple[int, int]]:
 def _compile(pattern: str) -> regex.Pattern[str] | None:
     try:
         return regex.compile(pattern, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
-    except regex.error:
+    except (regex.error, RecursionError):  # the latter for thousands of brackets
         return None
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from orqa_jax.errors import OrqaError
 
@@ -103,6 +102,8 @@ def _read_lines(path: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
 
 
 def _load_package(only: Collection[str] | None) -> WordVectors:
+    import pyarrow.parquet as pq
+
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise OrqaError(

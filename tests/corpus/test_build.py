@@ -201,7 +201,7 @@ if __name__ == "__main__":
         [folder / "docs.jsonl"], folder / "out", WordPiece.load(folder / "tokenizer"), workers=2
     )
 elif "crash" in sys.argv:  # a worker, which imports this file under another name
-    build._pack_pages = lambda *arguments: os.abort()
+    build.pack_pages = lambda *arguments: os.abort()
 """
 
 
@@ -304,6 +304,8 @@ def test_a_document_that_is_there_already_is_not_appended(source, tmp_path):
     assert BlockStore(tmp_path / "out").fingerprint == store.fingerprint
     with pytest.raises(OrqaError, match="no finished corpus"):
         append_to_corpus([new], tmp_path / "nothing", workers=1)
+    with pytest.raises(OrqaError, match="workers is -1"):
+        append_to_corpus([new], tmp_path / "out", workers=-1)
     assert not list(tmp_path.glob("*.partial"))
 
 

@@ -78,6 +78,9 @@ def test_defects_are_named(tmp_path: Path) -> None:
     titles.write_bytes(b"no records at all")
     with pytest.raises(OrqaError, match="is no TFRecord file, or damaged at record 1"):
         import_release_corpus(folder, out, tokenizer)
+    write_records(titles, [b"Ilse", b"\xff", b"Umber"])
+    with pytest.raises(OrqaError, match=r"titles.tfr is not UTF-8 in record 2"):
+        import_release_corpus(folder, out, tokenizer)
     titles.write_bytes(whole)
     write_records(folder / "examples.tfr", [example(token_ids=[1]), b"", b"\xff"])
     with pytest.raises(OrqaError, match=r"examples.tfr has no example .* in record 1"):

@@ -3,6 +3,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -212,3 +214,21 @@ def test_a_build_replaces_what_an_interrupted_one_left(store, tmp_path):
         "k1": 0.9,
         "b": 0.4,
     }
+
+
+def test_importing_the_trainings_does_not_start_jax():
+    """The processes of a run can only be joined before; bm25s starts jax when it is imported."""
+    code = (
+        "import jax._src.xla_bridge as bridge, orqa_jax.train.finetune, orqa_jax.predict;"
+        "assert not bridge.backends_are_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_index_of_the_same_corpus_and_settings_is_kept(store, tmp_path):
+    BM25Index.build(store, tmp_path / "bm25")
+    written = (tmp_path / "bm25" / "manifest.json").stat().st_mtime_ns
+    BM25Index.build(store, tmp_path / "bm25")
+    assert (tmp_path / "bm25" / "manifest.json").stat().st_mtime_ns == written
+    BM25Index.build(store, tmp_path / "bm25", k1=1.2)
+    assert (tmp_path / "bm25" / "manifest.json").stat().st_mtime_ns != written

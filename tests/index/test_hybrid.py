@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.hybrid import FusedRetriever, HybridIndex, fuse_rankings
@@ -82,3 +83,10 @@ def test_without_dense_vectors_the_order_is_that_of_bm25(bm25):
     expected_BK, scores_BK = bm25.search(QUESTIONS, 4)
     np.testing.assert_array_equal(ids_BK, expected_BK)
     np.testing.assert_array_equal(blocks_BKX[..., 0], scores_BK)
+
+
+def test_vectors_of_a_diverged_training_are_refused(bm25):
+    index = HybridIndex(bm25, None, np.zeros((6, 0), np.float32))
+    weights_BX = np.array([[1], [np.nan], [1]], np.float32)
+    with pytest.raises(OrqaError, match="question 1 of the batch holds NaN"):
+        index.search(QUESTIONS, weights_BX, 4)

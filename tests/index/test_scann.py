@@ -14,7 +14,10 @@ from orqa_jax.index.scann import ScannIndex
 
 MADE_FROM = {"corpus_fingerprint": "c" * 64, "weights_fingerprint": "a" * 64}
 
-needs_scann = pytest.mark.skipif(bool(scann_module.missing), reason=scann_module.missing)
+needs_scann = pytest.mark.skipif(
+    bool(scann_module.missing),
+    reason=f"ScaNN, of requirements.txt, cannot be imported here ({scann_module.missing})",
+)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +232,8 @@ def test_exact_searches_by_name(vectors_NP, questions_BP, tmp_path, search):
     assert sorted(path.name for path in tmp_path.iterdir()) == [search] * (search != "exact")
 
 
-def test_an_unknown_search_is_refused(vectors_NP, tmp_path):
+@pytest.mark.parametrize("use", [prepare_search, open_search])
+def test_an_unknown_search_is_refused(vectors_NP, tmp_path, use):
     with pytest.raises(OrqaError, match="search is \"faiss\"; it can be 'exact' or"):
-        open_search(tmp_path, vectors_NP, "faiss", **MADE_FROM)
+        use(tmp_path, vectors_NP, "faiss", **MADE_FROM)
+    assert not list(tmp_path.iterdir())

@@ -151,6 +151,7 @@ def test_regular_expressions(pattern, text, anywhere, start, whole) -> None:
 def test_all_matches_leaves_out_empty_and_broken_ones() -> None:
     assert list(all_matches("b*", "abba b")) == [(1, 3), (5, 6)]
     assert list(all_matches("[", "[")) == []
+    assert list(all_matches("(" * 5000 + ")" * 5000, "a")) == []
 
 
 HOSTILE = "(?:a|aa)+$"
