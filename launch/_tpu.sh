@@ -4,6 +4,8 @@
 # A queued resource is WAITING_FOR_RESOURCES, PROVISIONING, ... until it is ACTIVE. When a spot
 # slice is preempted it becomes SUSPENDED and stays so: it has to be deleted and asked for again.
 
+source "$(dirname -- "${BASH_SOURCE[0]}")/_commands.sh"
+
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck disable=SC2034 # some are for tpu_create.sh alone
 name='' zone='' project='' type='' version='' filestore='' run='' logs=''
@@ -13,11 +15,6 @@ settings=()
 poll=${ORQA_POLL_SECONDS:-30}
 # A run that ends this often without being finished, on a slice that is there, has a fault.
 most_failures=3
-
-fail() {
-  echo "${0##*/}: $*" >&2
-  exit 2
-}
 
 # shellcheck disable=SC2034
 read_options() {
@@ -54,14 +51,6 @@ default_version() {
     v6e-*) echo v2-alpha-tpuv6e ;;
     *) fail "--version is needed for the type '$type'." ;;
   esac
-}
-
-# Prints a command and, unless only that was asked for, runs it.
-run_command() {
-  printf '+' >&2
-  printf ' %q' "$@" >&2
-  printf '\n' >&2
-  [[ $dry_run ]] || "$@"
 }
 
 # Prints the state of the queued resource, or nothing where there is none.

@@ -7,23 +7,12 @@
 #   --service-account default --restarts 100 --dry-run, which prints what would be done.
 # The image is made by: docker build --file launch/Dockerfile --tag IMAGE . && docker push IMAGE
 set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/_commands.sh"
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 name='' image='' run='' dry_run='' action=''
 accelerator=tpu-v5-lite-podslice topology=4x4 hosts=4 chips=4
 service_account=default restarts=100
 settings=()
-
-fail() {
-  echo "${0##*/}: $*" >&2
-  exit 2
-}
-
-run_command() {
-  printf '+' >&2
-  printf ' %q' "$@" >&2
-  printf '\n' >&2
-  [[ $dry_run ]] || "$@"
-}
 
 # A list of strings in JSON, which is YAML too.
 as_list() {

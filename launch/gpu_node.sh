@@ -4,25 +4,16 @@
 #   gpu_node.sh [--dry-run] ict|index|finetune RUN [settings of the command]
 # RUN is a run folder with corpus/ and encoder/ (and what the command needs), or gs://BUCKET/RUN.
 set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/_commands.sh"
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 most_failures=3
-
-run_command() {
-  printf '+' >&2
-  printf ' %q' "$@" >&2
-  printf '\n' >&2
-  [[ $dry_run ]] || "$@"
-}
 
 dry_run=''
 if [[ ${1-} == --dry-run ]]; then
   dry_run=yes
   shift
 fi
-if (($# < 2)); then
-  echo "${0##*/}: What and where is needed, such as: ict runs/wiki" >&2
-  exit 2
-fi
+(($# >= 2)) || fail "What and where is needed, such as: ict runs/wiki"
 run=$2
 [[ $run == *://* ]] || run=$(realpath -m -- "$run")
 run_command "$root/launch/host_install.sh" cuda,gcs

@@ -6,6 +6,9 @@
 # of the results is copied there every few minutes and at the end.
 # Stopped by SIGTERM it ends with status 75 (try again), once the state of the training is saved.
 set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/_commands.sh"
+
+(($# >= 2)) || fail "What and where is needed, such as: ict runs/wiki"
 command=$1 run=${2%/}
 [[ $run == *://* ]] || run=$(realpath -- "$run")
 shift 2
@@ -21,16 +24,12 @@ case $command in
     inputs=(corpus encoder ict/model index train.jsonl)
     settings=(--encoder "$folder/encoder" --train "$folder/train.jsonl")
     ;;
-  *)
-    echo "${0##*/}: There is no command $command here, only ict, index and finetune." >&2
-    exit 2
-    ;;
+  *) fail "There is no command $command here, only ict, index and finetune." ;;
 esac
 
 if [[ $run == *://* ]]; then
   if [[ $command == index && ${JAX_NUM_PROCESSES:-1} != 1 ]]; then
-    echo "${0##*/}: Several hosts index into a folder that all of them see, not into $run." >&2
-    exit 2
+    fail "Several hosts index into a folder that all of them see, not into $run."
   fi
   mkdir -p -- "$folder"
   for input in "${inputs[@]}"; do

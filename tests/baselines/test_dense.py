@@ -73,7 +73,6 @@ def test_a_random_projection_is_orthogonal(tmp_path):
 
 
 def test_an_encoder_of_another_tokenizer_is_refused(tmp_path):
-
     other = WordPiece.from_vocab(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x"])
     encoder = write_bert(tmp_path / "encoder", other)
     config = UntrainedConfig(

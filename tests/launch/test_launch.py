@@ -69,6 +69,7 @@ class Desk:
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "STAND_IN_FOLDER": str(self.folder),
             "ORQA_POLL_SECONDS": "0",
+            "SLURM_SUBMIT_DIR": str(ROOT),
         }
 
     def run(self, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -269,6 +270,8 @@ def test_what_gcloud_refuses_ends_the_script(desk, text):
         ("gke.sh", ["--name", "x", "ict"], "--image and --run"),
         ("gke.sh", ["--name", "x", "frob"], "no option frob"),
         ("gpu_node.sh", ["ict"], "What and where"),
+        ("slurm.sbatch", ["ict"], "What and where"),
+        ("host_run.sh", ["ict"], "What and where"),
         ("host_run.sh", ["frob", "/runs"], "no command frob"),
         ("host_run.sh", ["index", "gs://bucket/run"], "a folder that all of them see"),
     ],
@@ -370,10 +373,9 @@ def batch(desk: Desk, run: Path, *, result: str = "") -> subprocess.CompletedPro
     if result:
         (run / result).parent.mkdir(parents=True)
         (run / result).touch()
-    environment = desk.environment | {"SLURM_JOB_ID": "42", "SLURM_SUBMIT_DIR": "/repository"}
     return subprocess.run(
         ["bash", ROOT / "launch" / "slurm.sbatch", "ict", run, "--steps", "9"],
-        env=environment,
+        env=desk.environment | {"SLURM_JOB_ID": "42"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -387,7 +389,7 @@ def test_a_slurm_job_runs_a_task_for_each_gpu(desk, tmp_path):
         [
             *["srun", "--kill-on-bad-exit=1"],
             "--export=ALL,JAX_NUM_PROCESSES=auto,ORQA_STOPPED_STATUS=0",
-            *["/repository/launch/host_run.sh", "ict", str(tmp_path / "run"), "--steps", "9"],
+            *[str(ROOT / "launch" / "host_run.sh"), "ict", str(tmp_path / "run"), "--steps", "9"],
         ]
     ]
     script = (ROOT / "launch" / "slurm.sbatch").read_text()

@@ -5,15 +5,16 @@ science exams (AI2, ARC) give choices; the 8th-grade evidence set gives choices 
 """
 
 import csv
-import json
+import lzma
 import re
 import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.text.jsonl import open_bytes, read_jsonl
+from orqa_jax.text.jsonl import open_bytes, read_json, read_jsonl, read_lines
 
 # A choice in the text of an AI2 question: "... (A) iron (B) copper".
 _CHOICE = re.compile(r"\(([A-E1-5])\)\s*")
@@ -54,11 +55,9 @@ def read_selqa(path: Path) -> list[RankingQuestion]:
     Raises:
         OrqaError: the file cannot be read or a question, named by its place, lacks a part.
     """
-    with open_bytes(path) as file:
-        try:
-            records = json.load(file)
-        except ValueError as error:
-            raise OrqaError(f"{path} is not JSON ({error}); give a SelQA file.") from error
+    records = read_json(path)
+    if not isinstance(records, list):
+        raise OrqaError(f"{path} holds a JSON {type(records).__name__}; give a SelQA file, a list.")
     found = []
     for place, record in enumerate(records):
         try:
@@ -120,6 +119,8 @@ def read_yahoo(path: Path) -> list[RankingQuestion]:
                 element.clear()
     except ElementTree.ParseError as error:
         raise OrqaError(f"{path} is not XML ({error}); give a Webscope L5 or L6 file.") from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
     return _answerable(found, path)
 
 
@@ -134,7 +135,8 @@ def read_arc(path: Path) -> list[ChoiceQuestion]:
         try:
             if "query" in record:
                 name, question = where.rpartition(":")[2], record["query"]
-                texts, gold = record["choices"], record["gold"]
+                texts = record["choices"]
+                gold = range(len(texts)).index(record["gold"])
             else:
                 name, question = record["id"], record["question"]["stem"]
                 texts = [choice["text"] for choice in record["question"]["choices"]]
@@ -211,12 +213,12 @@ def _answerable(questions: list[RankingQuestion], path: Path) -> list[RankingQue
 
 
 def _table(path: Path, delimiter: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    with open_bytes(path) as file:
-        lines = (line.decode("utf-8-sig") for line in file)
-        if delimiter == "\t":  # there a quotation mark is part of the text
-            reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            reader = csv.DictReader(lines)
+    lines = (f"{line}\n" for _, line in read_lines(path))
+    if delimiter == "\t":  # there a quotation mark is part of the text
+        reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.DictReader(lines)
+    try:
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise OrqaError(f"{path} has no column {missing[0]}; give the published file.")
@@ -224,6 +226,8 @@ def _table(path: Path, delimiter: str, columns: tuple[str, ...]) -> Iterator[dic
             if any(row[name] is None for name in columns):
                 raise OrqaError(f"{path}:{reader.line_num} has too few columns.")
             yield row
+    except csv.Error as error:
+        raise OrqaError(f"{path}:{reader.line_num} is no row of a table ({error}).") from error
 
 
 RANKING_READERS = {"selqa": read_selqa, "wikiqa": read_wikiqa, "yahoo": read_yahoo}

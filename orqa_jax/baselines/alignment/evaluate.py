@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +130,9 @@ def compare_files(
         return compare_ranking(words, *([q for p in part for q in rank(p)] for part in (dev, test)))
     choose = CHOICE_READERS[kind]
     parts = [[q for path in part for q in choose(path)] for part in (dev, test)]
+    for paths, part in zip((dev, test), parts, strict=True):
+        if not part:
+            raise OrqaError(f"{', '.join(map(str, paths))} holds no question; check the file.")
     if any(question.evidence is None for part in parts for question in part):
         if run is None:
             raise OrqaError(
@@ -202,26 +205,30 @@ def compare_choice(
         )
         return _Stacked([aligner.sums(*pair) for pair in pairs])
 
+    def masks(part: Sequence[ChoiceQuestion]) -> tuple[npt.NDArray[np.bool_], ...]:
+        """bool [Q, C] twice: which choices there are, and which are right."""
+        return _padded([[True] * len(q.choices) for q in part]), _padded([q.correct for q in part])
+
     def measure(
-        part: Sequence[ChoiceQuestion], found: _Stacked, w: AlignmentWeights, n: int
+        choices: tuple[npt.NDArray[np.bool_], ...], found: _Stacked, w: AlignmentWeights, n: int
     ) -> Scores:
-        totals = sum_of_best(found.scores(w), n)
-        correct_QC = _padded([q.correct for q in part])
+        there_QC, correct_QC = choices
         totals_QC = np.full(correct_QC.shape, -np.inf)
-        totals_QC[_padded([[True] * len(q.choices) for q in part])] = totals
+        totals_QC[there_QC] = sum_of_best(found.scores(w), n)
         return {"P@1": precision_at_1(totals_QC, correct_QC)}
 
     def tune(found: _Stacked, grid: Sequence[AlignmentWeights]) -> tuple[AlignmentWeights, int]:
         pairs = itertools.product(grid, _JUSTIFICATIONS)
-        return max(pairs, key=lambda pair: measure(dev, found, *pair)["P@1"].mean())
+        return max(pairs, key=lambda pair: measure(dev_choices, found, *pair)["P@1"].mean())
 
     dev_stack, test_stack = stack(vectors, dev), stack(vectors, test)
+    dev_choices, test_choices = masks(dev), masks(test)
     weights, justifications = tune(dev_stack, WEIGHTS)
-    scores = {FULL: measure(test, test_stack, weights, justifications)}
+    scores = {FULL: measure(test_choices, test_stack, weights, justifications)}
     for name, fixed in ((ONE, ONE_TO_ONE), (ALL, ONE_TO_ALL)):
-        scores[name] = measure(test, test_stack, *tune(dev_stack, [fixed]))
+        scores[name] = measure(test_choices, test_stack, *tune(dev_stack, [fixed]))
     overlap = tune(stack(_NO_VECTORS, dev), [ONE_TO_ONE])
-    scores[OVERLAP] = measure(test, stack(_NO_VECTORS, test), *overlap)
+    scores[OVERLAP] = measure(test_choices, stack(_NO_VECTORS, test), *overlap)
     return Comparison(weights, justifications, scores, _p_values(scores))
 
 
@@ -245,10 +252,7 @@ def find_evidence(
 ) -> ChoiceQuestion:
     """The question with the sentences that `search` finds for it together with each choice."""
     found = search([f"{question.question} {choice}" for choice in question.choices])
-    evidence = tuple(tuple(sentences) for sentences in found)
-    return ChoiceQuestion(
-        question.id, question.question, question.choices, question.correct, evidence
-    )
+    return replace(question, evidence=tuple(tuple(sentences) for sentences in found))
 
 
 _NO_VECTORS = WordVectors({}, np.zeros((0, 1), np.float32))

@@ -6,7 +6,7 @@ import numpy as np
 
 from orqa_jax.baselines.alignment.align import Aligner, AlignmentWeights
 from orqa_jax.corpus.store import BlockStore
-from orqa_jax.index.protocol import Found, Index
+from orqa_jax.index.protocol import Found, Index, clip_k
 from orqa_jax.text.sentences import split_sentences
 
 
@@ -37,8 +37,11 @@ class AlignmentReranker:
         """As `orqa_jax.index.protocol.Index`; equal scores keep the order of the first retriever.
 
         Scores are alignments; those of blocks beyond the depth follow below in steps of 1.
+
+        Raises:
+          OrqaError: `k` is less than 1.
         """
-        k = min(k, len(self._store))
+        k = clip_k(k, len(self._store))
         found = max(k, min(self._depth, len(self._store)))
         ids_BC = self._first.search(questions, found)[0].copy()
         scores_BC = np.empty(ids_BC.shape, np.float32)

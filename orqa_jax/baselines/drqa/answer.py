@@ -4,11 +4,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from orqa_jax.baselines.drqa.read import DocumentReader
-from orqa_jax.baselines.drqa.retrieve import TfIdfIndex, paragraph_places
+from orqa_jax.baselines.drqa.retrieve import ARTICLES, TfIdfIndex, paragraph_places
 from orqa_jax.baselines.drqa.train import load_reader, reader_vectors
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.predict import Answer, Candidate
+from orqa_jax.qa.datasets import read_entities
 
 
 class DrqaAnswerer:
@@ -18,7 +19,6 @@ class DrqaAnswerer:
       store: The blocks.
       index: Over their articles.
       reader: Of paragraphs.
-      articles: Read for each question (5 in the paper).
       closed: Accept only these answers, where a data set lists them (WikiMovies).
     """
 
@@ -28,12 +28,10 @@ class DrqaAnswerer:
         index: TfIdfIndex,
         reader: DocumentReader,
         *,
-        articles: int = 5,
         closed: Collection[str] | None = None,
     ) -> None:
         self.store = store
-        self._index, self._reader = index, reader
-        self._articles, self._closed = articles, closed
+        self._index, self._reader, self._closed = index, reader, closed
 
     @property
     def reader_beam(self) -> None:
@@ -54,13 +52,13 @@ class DrqaAnswerer:
             if not question.strip():
                 raise OrqaError(f"Question {place} of the batch is empty; ask something.")
         # An article has at least one block, so this many are enough to report.
-        found = min(max(retrieve, self._articles), len(self._index))
+        found = min(max(retrieve, ARTICLES), len(self._index))
         ids_BK, scores_BK = self._index.search(questions, found)
         # (block, first character within the block, paragraph)
         places = [
             [
                 (block, start, text)
-                for article in ids[: self._articles].tolist()
+                for article in ids[:ARTICLES].tolist()
                 for block in self._index.blocks(article)
                 for start, text in paragraph_places(self.store.text(block))
             ]
@@ -119,15 +117,7 @@ def load_drqa(run: Path, *, closed: Path | None = None) -> DrqaAnswerer:
     index = TfIdfIndex.open(run / "tfidf", corpus_fingerprint=store.fingerprint)
     folder = run / "drqa" / "model"
     reader = DocumentReader(load_reader(folder, reader_vectors(folder)))
-    answers = None if closed is None else _read_answers(closed)
+    answers = None if closed is None else read_entities(closed)
+    if answers is not None and not answers:
+        raise OrqaError(f"{closed} holds no answers; it needs one a line.")
     return DrqaAnswerer(store, index, reader, closed=answers)
-
-
-def _read_answers(path: Path) -> list[str]:
-    try:
-        answers = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise OrqaError(f"{path} cannot be read ({error}); give a text file of answers.") from error
-    if not any(answers):
-        raise OrqaError(f"{path} holds no answers; it needs one a line.")
-    return [answer for answer in answers if answer]

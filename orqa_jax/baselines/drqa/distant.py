@@ -17,7 +17,7 @@ import regex
 from tqdm import tqdm
 
 from orqa_jax.baselines.drqa.examples import ReadingExample, save_reading
-from orqa_jax.baselines.drqa.retrieve import TfIdfIndex, paragraph_places
+from orqa_jax.baselines.drqa.retrieve import ARTICLES, TfIdfIndex, paragraph_places
 from orqa_jax.baselines.drqa.tokens import (
     Tokens,
     capitalized_names,
@@ -73,7 +73,6 @@ def supervise(
     examples: Sequence[Example],
     *,
     names_of: Callable[[str], list[str]],
-    articles: int = 5,
 ) -> tuple[list[ReadingExample], DropCounts]:
     """Reading examples from the articles that are retrieved for each question.
 
@@ -82,14 +81,13 @@ def supervise(
       store: The corpus.
       examples: Questions with answers.
       names_of: The named entities of a question.
-      articles: Retrieved for each question.
     """
     counts = DropCounts()
     found: list[ReadingExample] = []
     for example in tqdm(examples, desc="distant supervision", unit=" questions", disable=None):
         patterns = answer_patterns(example)
         names = names_of(example.question)
-        ids, _ = index.search([example.question], min(articles, len(index)))
+        ids, _ = index.search([example.question], min(ARTICLES, len(index)))
         paragraphs = (
             (store.title(block), paragraph)
             for article in ids[0].tolist()
@@ -141,7 +139,7 @@ def supervise_one(
 ) -> list[ReadingExample]:
     """The at most five best of the (title, text) paragraphs; adds to `counts`."""
     question = tokenize(example.question)
-    ranked: list[tuple[int, int, ReadingExample]] = []
+    found: list[tuple[int, ReadingExample]] = []
     for title, text in paragraphs:
         counts.paragraphs += 1
         spans = answer_spans(text, patterns)
@@ -160,17 +158,13 @@ def supervise_one(
                 continue
             first, last = spans[best]
             characters = (int(tokens.starts[first]), int(tokens.ends[last]))
-            ranked.append(
-                (
-                    -overlaps[best],
-                    len(ranked),
-                    ReadingExample(
-                        example.id, example.question, text, (characters,), example.answers, title
-                    ),
-                )
+            reading = ReadingExample(
+                example.id, example.question, text, (characters,), example.answers, title
             )
-    counts.beyond_best += max(len(ranked) - _KEPT, 0)
-    kept = [reading for _, _, reading in sorted(ranked, key=lambda x: x[:2])[:_KEPT]]
+            found.append((overlaps[best], reading))
+    counts.beyond_best += max(len(found) - _KEPT, 0)
+    # Equal ones stay in the order of their articles.
+    kept = [reading for _, reading in sorted(found, key=lambda pair: -pair[0])[:_KEPT]]
     counts.kept += len(kept)
     return kept
 

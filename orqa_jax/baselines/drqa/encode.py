@@ -24,6 +24,8 @@ from orqa_jax.text.word_vectors import WordVectors
 # long as tens of steps.
 PARAGRAPH_STEP = 64
 QUESTION_LENGTH = 40
+# Tokens of a paragraph beyond these are cut off.
+PARAGRAPH_LENGTH = 400
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,17 @@ class Encoder:
         tags = len(PARTS_OF_SPEECH) + len(ENTITY_TYPES) if self.tagger else 0
         return 1 + 3 * self.exact_match + tags
 
-    def encode(self, question: str, paragraph: str, *, longest: int = 400) -> Encoded:
-        """Tokens beyond `longest` of the paragraph are cut off; the question keeps 40."""
+    def encode(self, question: str, paragraph: str) -> Encoded:
+        """The first tokens of the paragraph, and those of the question."""
         tokens = tokenize(paragraph)
-        words = tokens.words[:longest]
+        words = tokens.words[:PARAGRAPH_LENGTH]
         asked = tokenize(question).words[:QUESTION_LENGTH]
         columns = [term_frequency(words)[:, None]]
         if self.exact_match:
             columns.append(exact_match_features(words, asked))
         if self.tagger:
-            kept = Tokens(words, tokens.starts[:longest], tokens.ends[:longest])
+            starts, ends = (x[:PARAGRAPH_LENGTH] for x in (tokens.starts, tokens.ends))
+            kept = Tokens(words, starts, ends)
             columns.append(tag_features(self.tagger, paragraph, kept))
         return Encoded(*self._rows(words), np.concatenate(columns, axis=1), *self._rows(asked))
 
@@ -120,10 +123,10 @@ def frequent_question_words(
 
 
 def token_span(tokens: Tokens, start: int, end: int, longest: int) -> tuple[int, int] | None:
-    """First and last token of characters `start` to `end`, if they are whole tokens."""
+    """First and last of the tokens that are characters `start` to `end`; None if they are cut."""
     first = int(np.searchsorted(tokens.starts, start))
     last = int(np.searchsorted(tokens.ends, end))
-    if last >= min(len(tokens), longest) or tokens.starts[first] != start:
+    if not first <= last < min(len(tokens), longest) or tokens.starts[first] != start:
         return None
     return (first, last) if tokens.ends[last] == end else None
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.text.jsonl import open_bytes, read_jsonl
+from orqa_jax.qa.datasets import read_gold_spans
+from orqa_jax.text.jsonl import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -39,39 +40,42 @@ def read_squad(path: Path) -> list[ReadingExample]:
     """SQuAD 1.1 (Rajpurkar et al. 2016). The answer to learn is the one given most often.
 
     Raises:
-        OrqaError: the file cannot be read or is of another format.
+        OrqaError: see `read_gold_spans`.
     """
     found = []
-    with open_bytes(path) as file:
-        try:
-            for article in json.load(file)["data"]:
-                for paragraph in article["paragraphs"]:
-                    for qa in paragraph["qas"]:
-                        spans = Counter(
-                            (a["answer_start"], a["answer_start"] + len(a["text"]))
-                            for a in qa["answers"]
-                        )
-                        found.append(
-                            ReadingExample(
-                                qa["id"],
-                                qa["question"],
-                                paragraph["context"],
-                                tuple(span for span, _ in spans.most_common()),
-                                tuple(dict.fromkeys(a["text"] for a in qa["answers"])),
-                                article["title"],
-                            )
-                        )
-        except (ValueError, KeyError, TypeError) as error:
-            raise OrqaError(f"{path} is not SQuAD 1.1 ({error!r}); give such a file.") from error
+    for gold in read_gold_spans([path]):
+        answers = gold.example.answers
+        spans = Counter(
+            (start, start + len(text)) for start, text in zip(gold.starts, answers, strict=True)
+        )
+        found.append(
+            ReadingExample(
+                gold.example.id,
+                gold.example.question,
+                gold.context,
+                tuple(span for span, _ in spans.most_common()),
+                tuple(dict.fromkeys(answers)),
+                gold.title,
+            )
+        )
     return found
 
 
 def split_by_document(
-    examples: Sequence[ReadingExample], *, every: int = 4
+    examples: Sequence[ReadingExample],
 ) -> tuple[list[ReadingExample], list[ReadingExample]]:
-    """(train, test): every fourth document, in order of their first example, is for testing."""
+    """(train, test): every fourth document, in order of their first example, is for testing.
+
+    Raises:
+        OrqaError: there are fewer than four documents.
+    """
     names = list(dict.fromkeys(example.document for example in examples))
-    held_out = set(names[every - 1 :: every])
+    held_out = set(names[3::4])
+    if not held_out:
+        raise OrqaError(
+            f"Every fourth document is held out for testing, but there are only {len(names)}; give"
+            " a file with more."
+        )
     train = [example for example in examples if example.document not in held_out]
     return train, [example for example in examples if example.document in held_out]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ class DocumentReader:
     def __init__(self, folder: ReaderFolder) -> None:
         self._encoder: Encoder = folder.encoder
         self._params = jax.tree.map(jnp.asarray, folder.params)
-        self._logits = jax.jit(functools.partial(DrqaReader(folder.config).apply))
+        self._logits = jax.jit(DrqaReader(folder.config).apply)
 
     def read(
         self,

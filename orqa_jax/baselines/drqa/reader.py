@@ -248,5 +248,5 @@ def span_loss(
 ) -> jax.Array:
     """loss_B: cross entropy of the first token of the answer plus that of its last."""
     rows = jnp.arange(len(start_B))
-    start_B = jax.nn.log_softmax(start_logits_BL)[rows, start_B]
-    return -(start_B + jax.nn.log_softmax(end_logits_BL)[rows, end_B])
+    start_likelihood_B = jax.nn.log_softmax(start_logits_BL)[rows, start_B]
+    return -(start_likelihood_B + jax.nn.log_softmax(end_logits_BL)[rows, end_B])

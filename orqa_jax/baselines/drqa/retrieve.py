@@ -11,8 +11,6 @@ import functools
 import itertools
 import logging
 import shutil
-import sys
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,12 +26,15 @@ from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import NAME, read_manifest, write_json
 from orqa_jax.index.protocol import Found, clip_k, top_k
+from orqa_jax.text.match import match_tokens
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
 BINS = 2**24
-_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+ARTICLES = 5
+"""Read for each question, in training and in answering."""
+
 _IS_WORD = regex.compile(r"[\p{L}\p{N}]")
 _STOP_WORDS = frozenset(STOPWORDS_EN_PLUS)
 _ARRAYS = ("bins", "indptr", "indices", "data", "first_blocks")
@@ -69,14 +70,14 @@ class TfIdfIndex:
         first_blocks = article_bounds(store)
         count = len(first_blocks) - 1
         bins, tfs, lengths = [], [], np.zeros(count, np.int64)
-        for article in tqdm(range(count), desc="TF-IDF", unit=" articles", disable=_quiet()):
+        for article in tqdm(range(count), desc="TF-IDF", unit=" articles", disable=None):
             blocks = range(first_blocks[article], first_blocks[article + 1])
             text = "\n".join([store.title(blocks.start), *map(store.text, blocks)])
             found, counts = np.unique(hashed_ngrams(text), return_counts=True)
             bins.append(found)
             tfs.append(np.log1p(counts).astype(np.float32))
             lengths[article] = len(found)
-        bins_T, row = np.unique(np.concatenate([*bins, _NONE]), return_inverse=True)
+        bins_T, row = np.unique(np.concatenate([*bins, np.zeros(0, np.int32)]), return_inverse=True)
         column = np.repeat(np.arange(count, dtype=np.int32), lengths)
         entries = (np.concatenate([*tfs, np.zeros(0, np.float32)]), (row.astype(np.int32), column))
         weights_TD = scipy.sparse.csr_array(entries, shape=(len(bins_T), count))
@@ -145,9 +146,6 @@ class TfIdfIndex:
         return range(int(self._first_blocks[article]), int(self._first_blocks[article + 1]))
 
 
-_NONE = np.zeros(0, np.int32)
-
-
 def article_bounds(store: BlockStore) -> npt.NDArray[np.int64]:
     """First block of each article, then the number of blocks: int64 [D + 1]."""
     bounds = []
@@ -171,8 +169,7 @@ def paragraph_places(text: str) -> list[tuple[int, str]]:
 
 def hashed_ngrams(text: str) -> npt.NDArray[np.int32]:
     """Hash bins of the unigrams and bigrams of a text, in order, with repetitions."""
-    words = _WORD.findall(unicodedata.normalize("NFD", text).lower())
-    counts = [word if _counts(word) else "" for word in words]
+    counts = [word if _counts(word) else "" for word in match_tokens(text)]
     bins = [_bin(word) for word in counts if word]
     bins += [_bin(f"{a} {b}") for a, b in itertools.pairwise(counts) if a and b]
     return np.array(bins, np.int32)
@@ -191,7 +188,3 @@ def _bin(ngram: str) -> int:
 def _idf(frequencies: npt.NDArray[np.integer], count: int) -> npt.NDArray[np.float32]:
     idf = np.log((count - frequencies + 0.5) / (frequencies + 0.5))
     return np.maximum(idf, 0.0).astype(np.float32)
-
-
-def _quiet() -> bool:
-    return not sys.stderr.isatty()

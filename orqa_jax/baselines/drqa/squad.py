@@ -17,7 +17,7 @@ from orqa_jax.baselines.drqa.examples import (
     split_by_document,
 )
 from orqa_jax.baselines.drqa.read import DocumentReader
-from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
+from orqa_jax.baselines.drqa.retrieve import ARTICLES, TfIdfIndex
 from orqa_jax.baselines.drqa.train import (
     DrqaTrainConfig,
     load_reader,
@@ -137,14 +137,10 @@ def decompose(config: DrqaDecomposeConfig) -> str:
     Returns:
       The table; for the corpus also how often the right article is among the five that are read.
     """
-    every = read_squad(Path(config.squad))
-    _, test = split_by_document(every)
-    test = [test[i] for i in np.linspace(0, len(test) - 1, config.questions).round().astype(int)]
-    paragraphs: dict[str, list[str]] = {}
-    for example in every:
-        part = paragraphs.setdefault(example.document, [])
-        if example.paragraph not in part:
-            part.append(example.paragraph)
+    _, test = split_by_document(read_squad(Path(config.squad)))
+    count = min(config.questions, len(test))
+    paragraphs = paragraphs_of_documents(test)
+    test = [test[i] for i in np.linspace(0, len(test) - 1, count).round().astype(int)]
     folder = Path(config.reader)
     reader = DocumentReader(load_reader(folder, reader_vectors(folder)))
     questions = [e.question for e in test]
@@ -161,7 +157,7 @@ def decompose(config: DrqaDecomposeConfig) -> str:
     for name, answers in texts.items():
         scores = score({e.id: a for e, a in zip(test, answers, strict=True)}, test)
         rows[name] = {metric: bootstrap_interval(values) for metric, values in scores.items()}
-    ids_BK, _ = index.search(questions, 5)
+    ids_BK, _ = index.search(questions, min(ARTICLES, len(index)))
     right = [
         any(store.title(index.blocks(article).start) == e.document for article in ids)
         for e, ids in zip(test, ids_BK.tolist(), strict=True)
@@ -173,11 +169,17 @@ def decompose(config: DrqaDecomposeConfig) -> str:
     )
 
 
+def paragraphs_of_documents(examples: Sequence[ReadingExample]) -> dict[str, list[str]]:
+    """The different paragraphs of each document, in their order."""
+    found: dict[str, dict[str, None]] = {}
+    for example in examples:
+        found.setdefault(example.document, {})[example.paragraph] = None
+    return {document: list(texts) for document, texts in found.items()}
+
+
 def write_documents(squad: Path, out: Path) -> None:
     """Writes the articles of a SQuAD file as JSONL documents, for `orqa corpus`."""
-    articles: dict[str, dict[str, None]] = {}
-    for example in read_squad(squad):
-        articles.setdefault(example.document, {})[example.paragraph] = None
+    articles = paragraphs_of_documents(read_squad(squad))
     partial = out.with_name(out.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         for title, texts in articles.items():

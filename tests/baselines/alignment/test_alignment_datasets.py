@@ -15,8 +15,7 @@ from orqa_jax.baselines.alignment.datasets import (
 )
 from orqa_jax.errors import OrqaError
 
-DATA = Path(os.environ.get("ORQA_DATA", Path(__file__).parents[4] / "shared/data")) / "alignment"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"there is no {DATA}")
+DATA = Path(os.environ.get("ORQA_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 def test_wikiqa(tmp_path):
@@ -87,9 +86,10 @@ def test_arc_in_both_forms(tmp_path):
         assert question.question == "Which floats?"
         assert question.choices == ("cork", "iron")
         assert question.correct == (True, False)
-    path.write_text(json.dumps({**published, "answerKey": "E"}) + "\n")
-    with pytest.raises(OrqaError, match=r"arc.jsonl:1 is no ARC question"):
-        read_arc(path)
+    for wrong in ({**published, "answerKey": "E"}, {**short, "gold": 2}, {**short, "gold": "A"}):
+        path.write_text(json.dumps(wrong) + "\n")
+        with pytest.raises(OrqaError, match=r"arc.jsonl:1 is no ARC question"):
+            read_arc(path)
 
 
 def test_evidence(tmp_path):
@@ -124,15 +124,27 @@ def test_a_file_of_another_kind_is_refused(tmp_path, read):
         read(path)
     with pytest.raises(OrqaError, match="cannot be read"):
         read(tmp_path / "missing")
+    path = path.rename(tmp_path / "not compressed.xz")
+    with pytest.raises(OrqaError, match=r"not compressed\.xz cannot be read"):
+        read(path)
 
 
-@needs_data
+def test_a_quotation_that_never_ends_is_told(tmp_path):
+    path = tmp_path / "enwv0.csv"
+    path.write_text('label,qid,htext,mtext\n1,q,iron sinks,"Iron\n' + "is dense .\n" * 20_000)
+    with pytest.raises(OrqaError, match=r"enwv0\.csv:\d+ is no row of a table"):
+        read_evidence(path)
+
+
 def test_the_shared_sets_have_their_published_sizes():
-    assert len(read_selqa(DATA / "selqa-ass-dev.json.xz")) == 785
-    assert len(read_selqa(DATA / "selqa-ass-test.json.xz")) == 1590
-    sizes = [len(read_evidence(DATA / f"enwv0-{x}.csv.xz")) for x in ("train", "dev", "test")]
+    folder = DATA / "alignment"
+    if not folder.is_dir():
+        pytest.skip(f"no alignment sets under {DATA}; set ORQA_DATA")
+    assert len(read_selqa(folder / "selqa-ass-dev.json.xz")) == 785
+    assert len(read_selqa(folder / "selqa-ass-test.json.xz")) == 1590
+    sizes = [len(read_evidence(folder / f"enwv0-{x}.csv.xz")) for x in ("train", "dev", "test")]
     assert sizes == [283, 64, 270]
-    assert len(read_arc(DATA / "arc_easy.jsonl.xz")) == 2376
-    challenge = read_arc(DATA / "arc_challenge.jsonl.xz")
+    assert len(read_arc(folder / "arc_easy.jsonl.xz")) == 2376
+    challenge = read_arc(folder / "arc_challenge.jsonl.xz")
     assert len(challenge) == 1172
     assert all(sum(question.correct) == 1 for question in challenge)

@@ -20,6 +20,7 @@ from orqa_jax.baselines.alignment.evaluate import (
 from orqa_jax.baselines.alignment.rerank import AlignmentReranker, find_sentences
 from orqa_jax.cli import main
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import one_tailed_bootstrap
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.text.word_vectors import WordVectors
@@ -157,6 +158,15 @@ def test_choices_without_evidence_need_a_corpus(tmp_path, capsys):
     assert find_sentences(bm25, store, ["cork"], blocks=1) == [sentences]
 
 
+def test_a_file_without_questions_is_told(tmp_path, capsys):
+    path = tmp_path / "arc.jsonl"
+    path.write_text("\n")
+    (tmp_path / "vectors.txt").write_text("cork 1 0\n")
+    files = ["--dev", str(path), "--test", str(path), "--vectors", str(tmp_path / "vectors.txt")]
+    assert main(["align", "--format", "arc", *files, "--raw-vectors"]) == 2
+    assert "arc.jsonl holds no question" in capsys.readouterr().err
+
+
 def test_a_reranked_beam_is_in_order_of_alignment(tmp_path):
     texts = ["word3 word4", "word3 word3", "word5", "word3 word7 word8", "other"]
     store = store_of(tmp_path, [("word9", text) for text in texts])
@@ -174,6 +184,8 @@ def test_a_reranked_beam_is_in_order_of_alignment(tmp_path):
     np.testing.assert_allclose(scores_BK[0, :3], scores[order])
     assert (np.diff(scores_BK[0]) <= 0).all()
     assert reranker.search(["word3 word1"], 2)[0].tolist() == [ids_BK[0, :2].tolist()]
+    with pytest.raises(OrqaError, match="at least one block"):
+        reranker.search(["word3 word1"], 0)
 
 
 def store_of(folder, documents):

@@ -20,7 +20,7 @@ DOCUMENTS = [
     ("Ridge", "Another ridge, with salt road and all."),
     ("Nothing", "…"),
 ]
-STOP = set(["was", "over", "the", "has", "of", "is", "and", "with", "all", "another"]) - {"another"}
+STOP = {"was", "over", "the", "has", "of", "is", "and", "with", "all"}
 QUESTIONS = ["Where does the salt road cross the ridge?", "tin tin wool", "zyzzyva", ""]
 
 

@@ -64,6 +64,8 @@ def test_an_answer_is_whole_tokens_or_none():
     assert token_span(tokens, 4, 11, 400) is None
     assert token_span(tokens, 21, 25, 6) is None
     assert token_span(tokens, 21, 30, 400) is None
+    assert token_span(tokens, 25, 25, 400) is None
+    assert token_span(tokens, 26, 26, 400) is None
 
 
 def test_names_are_capitalised_and_not_the_first_word():
