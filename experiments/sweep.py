@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,15 @@ from experiments.command_line import run_experiment
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import bootstrap_interval, paired_bootstrap
-from orqa_jax.eval.evaluate import metric
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.manifest import write_json
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.models.weights import fingerprint_params, load_bert
-from orqa_jax.predict import DenseRetriever, load_answerer, predict_file
+from orqa_jax.predict import Answer, DenseRetriever, load_answerer, predict_file
 from orqa_jax.qa.examples import load_examples
-from orqa_jax.report.files import about_path, judge_file, read_about
+from orqa_jax.report.files import evaluate_file, read_about
 from orqa_jax.report.page import SWEEP_NAME, write_report
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import describe_model, load_model
@@ -47,7 +46,6 @@ logger = logging.getLogger("orqa_jax.sweep")
 
 BASELINE = "baseline"
 RETRIEVED = 100
-_BATCH = 64
 # What is reported of retrieval alone, and of the fine-tuned whole.
 _ZERO_SHOT_METRICS = ("recall@1", "recall@5", "recall@20", "recall@100")
 _FINE_TUNED_METRICS = ("exact_match", "f1", "recall@5", "recall@20")
@@ -78,10 +76,10 @@ class SweepConfig:
     encoder: str
     test: str
     out: str
-    ict: dict  # type: ignore[type-arg]
-    finetune: dict  # type: ignore[type-arg]
-    variants: list  # type: ignore[type-arg]
-    seeds: list  # type: ignore[type-arg]
+    ict: dict
+    finetune: dict
+    variants: list
+    seeds: list
     train: str = ""
 
 
@@ -104,7 +102,8 @@ def variants_of(config: SweepConfig) -> list[Variant]:
     found = [Variant(BASELINE, config.ict, config.finetune or None, config.train)]
     for number, given in enumerate(config.variants, 1):
         unknown = given.keys() - {"name", "ict", "finetune", "train"}
-        if unknown or not isinstance(given.get("name"), str):
+        name = given.get("name")
+        if unknown or not (isinstance(name, str) and _folder_name(name)):
             raise OrqaError(
                 f"Variant {number} of the sweep needs a name, and may have ict, finetune and "
                 f"train, not {', '.join(sorted(unknown)) or 'no name'}."
@@ -112,12 +111,12 @@ def variants_of(config: SweepConfig) -> list[Variant]:
         changes = given.get("finetune", {})
         if (changes or "train" in given) and not config.finetune:
             raise OrqaError(
-                f"Variant {given['name']!r} changes fine-tuning, which this sweep does not do; "
+                f"Variant {name!r} changes fine-tuning, which this sweep does not do; "
                 "give the baseline settings in finetune."
             )
         fine = {**config.finetune, **changes} if config.finetune else None
         pretraining = {**config.ict, **given.get("ict", {})}
-        found.append(Variant(given["name"], pretraining, fine, given.get("train", config.train)))
+        found.append(Variant(name, pretraining, fine, given.get("train", config.train)))
     names = [variant.name for variant in found]
     folders = [_folder_name(name) for name in names]
     if len(set(folders)) < len(folders):
@@ -142,8 +141,14 @@ def sweep(config: SweepConfig) -> Path:
       OrqaError: Settings are wrong, or an input is missing.
     """
     variants = variants_of(config)
+    if not config.seeds:
+        raise OrqaError("The sweep has no seeds; give at least one.")
     if config.finetune and not config.train:
         raise OrqaError("The sweep fine-tunes, so it needs train, a file of question-answer pairs.")
+    for questions in {config.test, *(v.train for v in variants if v.finetune is not None)}:
+        # A file that is missing or broken is found now, not after the hours before it is needed.
+        load_examples(questions)
+    encoder = fingerprint_params(load_bert(Path(config.encoder))[1])
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     scores: dict[str, dict[str, np.ndarray]] = {}
@@ -151,7 +156,7 @@ def sweep(config: SweepConfig) -> Path:
         of_seeds = []
         for seed in config.seeds:
             logger.info("[%d/%d] %s, seed %d", number, len(variants), variant.name, seed)
-            run = run_variant(config, variant, seed)
+            run = run_variant(config, variant, seed, encoder)
             of_seeds.append(measure(run, Path(config.test)))
         scores[variant.name] = {
             name: np.mean([found[name] for found in of_seeds], axis=0) for name in of_seeds[0]
@@ -162,15 +167,21 @@ def sweep(config: SweepConfig) -> Path:
     return page
 
 
-def run_variant(config: SweepConfig, variant: Variant, seed: int) -> Path:
-    """Trains, encodes and predicts what is not there yet; returns the run folder."""
+def run_variant(config: SweepConfig, variant: Variant, seed: int, encoder: str) -> Path:
+    """Trains, encodes and predicts what is not there yet; returns the run folder.
+
+    Args:
+      config: The sweep.
+      variant: One of `variants_of` it.
+      seed: Of both trainings.
+      encoder: Fingerprint of the encoder's weights.
+    """
     out, corpus = Path(config.out), Path(config.corpus)
     name = _folder_name(variant.name) + (f"-seed{seed}" if len(config.seeds) > 1 else "")
     run = out / "runs" / name
     run.mkdir(parents=True, exist_ok=True)
     _link(run / "corpus", corpus)
     store = BlockStore(corpus)
-    encoder = fingerprint_params(load_bert(Path(config.encoder))[1])
     settings = {**variant.ict, "seed": seed}
     trained = out / "shared" / _key("ict", settings, store.fingerprint, encoder)
     places = {"corpus": config.corpus, "encoder": config.encoder, "out": str(trained)}
@@ -209,6 +220,20 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int) -> Path:
     return run
 
 
+@dataclasses.dataclass(frozen=True)
+class RetrieverAlone:
+    """A `predict.System` that finds blocks and answers nothing."""
+
+    store: BlockStore
+    retriever: DenseRetriever
+    reader_beam: int | None = None
+
+    def answer(self, questions: Sequence[str], /) -> list[Answer]:
+        ids_BC, scores_BC = self.retriever.search(questions, min(RETRIEVED, len(self.store)))
+        found = zip(questions, ids_BC.tolist(), scores_BC.tolist(), strict=True)
+        return [Answer(asked, (), tuple(ids), tuple(scores)) for asked, ids, scores in found]
+
+
 def retrieve_file(run: Path, questions: Path, out: Path) -> None:
     """Writes what the retriever of a run finds before fine-tuning; without answers."""
     about, params, tokenizer = load_model(run / "ict" / "model", kind=ict.MODEL_KIND)
@@ -226,24 +251,8 @@ def retrieve_file(run: Path, questions: Path, out: Path) -> None:
         tokenizer,
         about["question_length"],
     )
-    examples = load_examples(questions)
-    lines = []
-    for start in range(0, len(examples), _BATCH):
-        batch = examples[start : start + _BATCH]
-        ids_BC, scores_BC = retriever.search(
-            [example.question for example in batch], min(RETRIEVED, len(store))
-        )
-        for example, ids, scores in zip(batch, ids_BC.tolist(), scores_BC.tolist(), strict=True):
-            found = {"retrieved": ids, "retrieval_scores": [round(score, 5) for score in scores]}
-            line = {"id": example.id, "question": example.question, "answer": ""} | found
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    corpus = {"corpus": str(store.folder.resolve()), "corpus_fingerprint": store.fingerprint}
-    made_from = {"weights_fingerprint": weights, "questions": str(questions.resolve())}
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
-    write_json(about_path(out), corpus | made_from)
-    os.replace(partial, out)
+    system = RetrieverAlone(store, retriever)
+    predict_file(system, questions, out, about={"weights_fingerprint": weights})
 
 
 def measure(run: Path, test: Path) -> dict[str, np.ndarray]:
@@ -252,14 +261,14 @@ def measure(run: Path, test: Path) -> dict[str, np.ndarray]:
     ``no signal`` is the same for all questions: the share of training examples without any answer
     among the blocks retrieved for them, over the whole of fine-tuning.
     """
-    judged = judge_file(run / "predictions" / "zero_shot.jsonl", test)
-    found = {f"zero-shot {name}": metric(judged, name) for name in _ZERO_SHOT_METRICS}
+    scores = evaluate_file(run / "predictions" / "zero_shot.jsonl", test).per_question
+    found = {f"zero-shot {name}": scores[name] for name in _ZERO_SHOT_METRICS}
     if (run / "predictions" / "orqa.jsonl").exists():
-        judged = judge_file(run / "predictions" / "orqa.jsonl", test)
-        found |= {name: metric(judged, name) for name in _FINE_TUNED_METRICS}
+        scores = evaluate_file(run / "predictions" / "orqa.jsonl", test).per_question
+        found |= {name: scores[name] for name in _FINE_TUNED_METRICS}
         lines = read_metrics(run / "finetune" / "metrics.jsonl")
         share = np.mean([line["no_signal"] for line in lines])
-        found["no signal"] = np.full(len(judged), share)
+        found["no signal"] = np.full(len(scores["exact_match"]), share)
     return found
 
 
@@ -294,7 +303,7 @@ def _key(stage: str, settings: Mapping[str, Any], *fingerprints: str) -> str:
 
 
 def _folder_name(name: str) -> str:
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-")
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.")
 
 
 def _link(link: Path, target: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from orqa_jax.eval.calibration import (
 )
 from orqa_jax.eval.evaluate import RECALL_AT, metric
 from orqa_jax.eval.judge import OUTCOMES, Judgement, refuse
+from orqa_jax.eval.questions import ANSWER_TYPES
 
 COVERAGES = (0.1, 0.25, 0.5, 0.75, 1.0)
 # Classes in the order of their tables; those that are not named here follow in alphabetical order.
@@ -27,13 +28,13 @@ _CLASS_ORDER = {
         [
             *("1-5 words", "6-8 words", "9-12 words", "13 or more words"),
             *("never in training", "once", "2-9 times", "10 times or more"),
-            *("date", "number", "person", "place", "other"),
+            *ANSWER_TYPES,
         ]
     )
 }
 
 
-def metric_names(judged: Sequence[Judgement], recall_at: Sequence[int] = RECALL_AT) -> list[str]:
+def metric_names(judged: Sequence[Judgement]) -> list[str]:
     """All metrics that these judgements have, in the order of their tables."""
     names = ["exact_match", "f1"]
     if judged[0].retrieved is None:
@@ -43,7 +44,7 @@ def metric_names(judged: Sequence[Judgement], recall_at: Sequence[int] = RECALL_
         kinds.append("substring_recall")
     if any(one.rank_gold is not None for one in judged):
         kinds.append("gold_recall")
-    names += [f"{kind}@{k}" for kind in kinds for k in recall_at]
+    names += [f"{kind}@{k}" for kind in kinds for k in RECALL_AT]
     return [*names, "mrr", "oracle_exact", "oracle_f1"]
 
 
@@ -68,18 +69,14 @@ class Group:
     intervals: dict[str, Interval]
 
 
-def by_kind(
-    judged: Sequence[Judgement], metrics: Sequence[str] | None = None
-) -> dict[str, list[Group]]:
+def by_kind(judged: Sequence[Judgement]) -> dict[str, list[Group]]:
     """The metrics of each class of questions, for each grouping of `Judgement.kinds`.
 
-    Args:
-        metrics: names for `metric`; exact match and F1, and where blocks are known recall at 5, 20
-            and 100, by default.
+    They are exact match and F1, and where blocks are known recall@5 and recall@20.
     """
-    if metrics is None:
-        metrics = ["exact_match", "f1"]
-        metrics += ["recall@5", "recall@20"] if judged[0].retrieved is not None else []
+    metrics = ["exact_match", "f1"]
+    if judged[0].retrieved is not None:
+        metrics += ["recall@5", "recall@20"]
     values = {name: metric(judged, name) for name in metrics}
     groups: dict[str, list[Group]] = {}
     for kind in judged[0].kinds:
@@ -221,8 +218,3 @@ def compare(a: Sequence[Judgement], b: Sequence[Judgement]) -> dict[str, Compari
                 found[name], only_a=only_a, only_b=only_b, mcnemar_p=p
             )
     return found
-
-
-def group_rows(groups: Sequence[Group]) -> Mapping[str, Mapping[str, Interval]]:
-    """Rows for `format_table`, with the number of questions in their names."""
-    return {f"{group.value} ({group.count})": group.intervals for group in groups}

@@ -63,9 +63,7 @@ def paired_bootstrap(
     Raises:
         ValueError: different lengths, no values, or one that is not finite.
     """
-    a, b = _checked(a), _checked(b)
-    if len(a) != len(b):
-        raise ValueError(f"paired scores differ in length: {len(a)} and {len(b)}")
+    a, b = _checked_pair(a, b)
     means = _resampled_means(a - b, seed, samples)
     smaller = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     p_value = min(1.0, 2 * (int(smaller) + 1) / (samples + 1))
@@ -79,9 +77,7 @@ def one_tailed_bootstrap(
 
     One is added to both counts, so that it is never 0. Arguments and errors as `paired_bootstrap`.
     """
-    a, b = _checked(a), _checked(b)
-    if len(a) != len(b):
-        raise ValueError(f"paired scores differ in length: {len(a)} and {len(b)}")
+    a, b = _checked_pair(a, b)
     means = _resampled_means(a - b, seed, samples)
     return (int(np.count_nonzero(means <= 0)) + 1) / (samples + 1)
 
@@ -100,9 +96,7 @@ def mcnemar(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[int, int, float]:
     Raises:
         ValueError: different lengths, or values other than 0 and 1.
     """
-    a, b = _checked(a), _checked(b)
-    if len(a) != len(b):
-        raise ValueError(f"paired scores differ in length: {len(a)} and {len(b)}")
+    a, b = _checked_pair(a, b)
     if not np.isin(np.concatenate([a, b]), (0.0, 1.0)).all():
         raise ValueError("McNemar's test needs values that are 0 or 1")
     only_a, only_b = int(np.sum(a > b)), int(np.sum(b > a))
@@ -124,6 +118,15 @@ def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise ValueError("a bootstrap needs a flat, non-empty array of finite values")
     return array
+
+
+def _checked_pair(
+    a: npt.ArrayLike, b: npt.ArrayLike
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    first, second = _checked(a), _checked(b)
+    if len(first) != len(second):
+        raise ValueError(f"paired scores differ in length: {len(first)} and {len(second)}")
+    return first, second
 
 
 def _interval(

@@ -130,7 +130,7 @@ def fit_platt(score: npt.ArrayLike, correct: npt.ArrayLike) -> Platt:
     z = (score - center) / scale
     slope, intercept = 0.0, float(np.log((right + 1.0) / (wrong + 1.0)))
     for _ in range(_NEWTON_STEPS):
-        p = 1.0 / (1.0 + np.exp(-np.clip(slope * z + intercept, -700, 700)))
+        p = Platt(slope, intercept)(z)
         weight = np.maximum(p * (1.0 - p), 1e-12)
         gradient = np.array([np.sum((p - target) * z), np.sum(p - target)])
         cross = np.sum(weight * z)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval
-from orqa_jax.eval.judge import Evidence, Judgement, judge
+from orqa_jax.eval.judge import Judgement
 
 RECALL_AT = (1, 5, 20, 100)
 
@@ -29,44 +28,11 @@ class Evaluation:
     intervals: dict[str, Interval]
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The least that has to be known of a question to score its prediction."""
-
-    id: str
-    answers: tuple[str, ...]
-    question: str = ""
-    match: Literal["string", "regex"] = "string"
-
-
-def evaluate(
-    predictions: Sequence[Mapping[str, Any]],
-    references: Mapping[str, Sequence[str]],
-    block_texts: Callable[[int], str] | None = None,
-    recall_at: Sequence[int] = RECALL_AT,
-) -> Evaluation:
-    """Scores predictions against the reference answers of the same questions.
-
-    Args:
-        predictions: as `load_predictions` gives them, in any order.
-        references: answers of each question id.
-        block_texts: text of a block number; without it there is no recall.
-        recall_at: recall@k is 1 for a question if one of its first k retrieved blocks (of those it
-            has, if fewer) holds an answer by `has_answer` in mode "token".
-
-    Raises:
-        OrqaError: see `judge`.
-    """
-    evidence = Evidence(block_texts) if block_texts else None
-    wanted = [Reference(i, tuple(answers)) for i, answers in references.items()]
-    return summarize(judge(predictions, wanted, evidence, depth=max(recall_at)), recall_at)
-
-
-def summarize(judged: Sequence[Judgement], recall_at: Sequence[int] = RECALL_AT) -> Evaluation:
-    """The main metrics of what was judged, with their intervals."""
+def summarize(judged: Sequence[Judgement]) -> Evaluation:
+    """The main metrics of what was judged, with their intervals; recall only where it is known."""
     names = ["exact_match", "f1"]
     if judged[0].retrieved is not None:
-        names += [f"recall@{k}" for k in recall_at]
+        names += [f"recall@{k}" for k in RECALL_AT]
     per_question = {name: metric(judged, name) for name in names}
     return Evaluation(per_question, {n: bootstrap_interval(v) for n, v in per_question.items()})
 
@@ -76,8 +42,9 @@ def metric(judged: Sequence[Judgement], name: str) -> npt.NDArray[np.float64]:
 
     Args:
         name: "exact_match", "f1", "oracle_exact", "oracle_f1"; "recall@k", "substring_recall@k" or
-            "gold_recall@k" for a number k; or "mrr", the reciprocal rank of the first block that
-            holds an answer by tokens (0 without one).
+            "gold_recall@k" for a number k, 1 if one of the first k retrieved blocks (of those there
+            are, if fewer) holds an answer, see `Ranks`; or "mrr", the reciprocal rank of the first
+            block that holds an answer by tokens (0 without one).
 
     Raises:
         KeyError: there is no metric of that name.

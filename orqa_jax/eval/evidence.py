@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orqa_jax.eval.scores import exact_match
-from orqa_jax.text.match import find_answer, has_answer, match_tokens
+import regex
+
+from orqa_jax.text.match import has_answer, match_tokens
 from orqa_jax.text.normalize import normalize_answer
 
 # Blocks are retrieved for many questions: what was made of the last ones is kept.
 _BLOCKS_KEPT = 1 << 16
 # No reader of this package answers in more words.
 _LONGEST_SPAN_WORDS = 30
+# What `normalize_answer` drops within words, and between them.
+_MARKS = regex.escape(string.punctuation)
+_LETTER = r"[\p{L}\p{N}\p{M}]"
+_GAP = rf"(?:[\s{_MARKS}]|(?<!{_LETTER})(?:a|an|the)(?!{_LETTER}))+"
 
 
 @dataclass(frozen=True)
@@ -111,18 +118,18 @@ def best_span(
         found = any(has_answer(texts.text(block), answers, "regex") for block in blocks)
         return found, float(found)
     normalized = {words for answer in answers if (words := normalize_answer(answer))}
-    # As it is written, and without its articles: what else equals it is a run of whole words.
-    written = normalized | {answer for answer in answers if normalize_answer(answer)}
-    lines = {token_line(answer): answer for answer in written}
     padded = [f" {answer} " for answer in normalized]
+    squeezed = {answer.replace(" ", ""): answer for answer in normalized}
     bags = [Counter(answer.split()) for answer in normalized]
     best = 0.0
     for block in blocks:
-        words, line = texts.words(block), texts.tokens(block)
+        words = texts.words(block)
         if any(answer in words for answer in padded):
             return True, 1.0
-        for wanted, answer in lines.items():
-            if wanted in line and _stands_exactly(texts.text(block), answer):
+        letters = words.replace(" ", "")
+        for wanted, answer in squeezed.items():
+            # Few blocks pass the first test, which costs little.
+            if wanted in letters and _stands_within_words(texts.text(block), answer):
                 return True, 1.0
         split = words.split()
         distinct = set(split)
@@ -132,10 +139,20 @@ def best_span(
     return False, best
 
 
-def _stands_exactly(text: str, answer: str) -> bool:
-    """Whether the first match by tokens is exact: "J. K." and "J.K." have equal tokens only."""
-    span = find_answer(text, [answer])
-    return span is not None and exact_match(text[span[0] : span[1]], [answer])
+def _stands_within_words(text: str, normalized: str) -> bool:
+    """Whether a run of characters, from letter or mark to the like, normalises to this answer."""
+    folded = unicodedata.normalize("NFD", text).lower()
+    found = _span_pattern(normalized).finditer(folded)
+    return any(normalize_answer(match[0]) == normalized for match in found)
+
+
+@lru_cache(maxsize=8192)
+def _span_pattern(normalized: str) -> regex.Pattern[str]:
+    """Matches all that normalises to these words where it begins and ends, and a little more."""
+    words = [f"[{_MARKS}]*".join(map(regex.escape, word)) for word in normalized.split()]
+    before = f"(?<!{_LETTER})" if regex.match(_LETTER, normalized[0]) else ""
+    after = f"(?!{_LETTER})" if regex.match(_LETTER, normalized[-1]) else ""
+    return regex.compile(before + _GAP.join(words) + after)
 
 
 def _best_f1(words: Sequence[str], wanted: Counter[str]) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -144,8 +145,8 @@ def judge(
 
     Raises:
         OrqaError: no references; a question without a prediction, a prediction without a question
-            or two for one question; a prediction without `retrieved`, or a block that `evidence`
-            does not have, where evidence is given.
+            or two for one question; a confidence that is no finite number; where evidence is
+            given, a prediction without `retrieved`, or a block that it does not have.
     """
     references = list(references)
     by_id = _pair(predictions, references)
@@ -263,15 +264,25 @@ def confidence_of(prediction: Mapping[str, Any]) -> float | None:
     """A probability where the prediction has one, else a score, else None.
 
     Keys: `confidence`, or of the first candidate `probability`, or the sum of its scores.
+
+    Raises:
+        OrqaError: it is not a finite number.
     """
-    if isinstance(prediction.get("confidence"), int | float):
-        return float(prediction["confidence"])
     best: Mapping[str, Any] = next(iter(prediction.get("candidates") or ()), {})
-    if best.get("probability") is not None:
-        return float(best["probability"])
-    if "reader_score" in best:
-        return float(best["reader_score"]) + float(best.get("retrieval_score", 0.0))
-    return None
+    if isinstance(prediction.get("confidence"), int | float):
+        found = [prediction["confidence"]]
+    elif best.get("probability") is not None:
+        found = [best["probability"]]
+    elif "reader_score" in best:
+        found = [best["reader_score"], best.get("retrieval_score", 0.0)]
+    else:
+        return None
+    if not all(isinstance(part, int | float) and math.isfinite(part) for part in found):
+        raise OrqaError(
+            f"The prediction for question {prediction['id']!r} has a confidence, probability or "
+            f"score that is no finite number ({found!r}); correct it or leave it out."
+        )
+    return float(sum(found))
 
 
 def _is_evidence(

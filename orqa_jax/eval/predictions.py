@@ -128,9 +128,8 @@ def _nq_open(
             raise OrqaError(f"{where} needs a 'prediction' that is a string (it may be empty).")
         if record.get("id") is None and not isinstance(record.get("question"), str):
             raise OrqaError(f"{where} needs the 'question' that it answers.")
-        kept = {key: record[key] for key in ("id", "question") if record.get(key) is not None}
-        if isinstance(record.get("confidence"), int | float):
-            kept["confidence"] = record["confidence"]
+        keys = ("id", "question", "confidence")
+        kept = {key: record[key] for key in keys if record.get(key) is not None}
         if "id" in kept:
             kept["id"] = record_id(where, record)
         answered.append({**kept, "answer": record["prediction"]})
@@ -214,16 +213,16 @@ def _with_ids(
     given = [record for record in records if "id" in record]
     asked = Counter(record["question"] for record in records if "id" not in record)
     for question, count in asked.items():
-        if count not in (1, len(ids[question])):
-            problem = f"{count} predictions for" if ids[question] else "a prediction for"
-            raise OrqaError(
-                f"{path} has {problem} the question {question!r}, which the references ask "
-                f"{len(ids[question])} times; give the predictions ids, or the right references."
-            )
         if not ids[question]:
             raise OrqaError(
                 f"{path} has a prediction for the question {question!r}, which the references do "
                 "not ask; give the references that it was made for."
+            )
+        if count not in (1, len(ids[question])):
+            raise OrqaError(
+                f"{path} has {count} predictions for the question {question!r}, which the "
+                f"references ask {len(ids[question])} times; give the predictions ids, or the "
+                "right references."
             )
     used: Counter[str] = Counter()
     matched = []

@@ -145,8 +145,10 @@ def cloze_examples(blocks: Blocks, *, count: int, seed: int = 0) -> list[Example
     answer, if some other block holds it as a salient span too.
 
     Raises:
-        OrqaError: the corpus yields no pair at all.
+        OrqaError: `count` is less than 1, or the corpus yields no pair at all.
     """
+    if count < 1:
+        raise OrqaError(f"{count} cloze pairs cannot be made; ask for at least 1.")
     capitals = Capitals(
         sentence
         for block in _progress(len(blocks), "cloze: capitals")

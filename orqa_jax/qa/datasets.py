@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import farmhash
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import Example, Match
-from orqa_jax.text.jsonl import read_json, read_jsonl, read_lines
+from orqa_jax.text.jsonl import read_json, read_jsonl, read_lines, record_id
 
 Split = Literal["train", "dev", "test"]
 Paths = Sequence[Path]
@@ -61,7 +60,7 @@ def load_dataset(
         split: as published with ORQA. For a dataset that is split again, "train" and "dev" both
             read the original training file, and "test" the original dev or test file. None takes
             all questions of the files, uncounted.
-        files: the dataset's own files; see docs/datasets.md. None for TFDS.
+        files: the dataset's own files; see docs/datasets.md. Without any, TFDS is read.
         tfds_dir: where TFDS keeps prepared datasets; its own default where None.
 
     Raises:
@@ -126,10 +125,9 @@ def read_natural_questions(files: Paths) -> Iterator[Example]:
 
 def _short_answers(where: str, record: Mapping[str, Any]) -> tuple[str, ...]:
     original = "document_html" in record
+    text = _member(where, record, "document_html" if original else "document_text", str)
     # Offsets count bytes of the UTF-8, not characters; those of the simplified release, tokens.
-    document: Any = (
-        record["document_html"].encode() if original else record["document_text"].split(" ")
-    )
+    document: Any = text.encode() if original else text.split(" ")
     answers = []
     try:
         for annotation in record["annotations"]:
@@ -175,15 +173,13 @@ def read_pairs(files: Paths) -> Iterator[Example]:
 def read_triviaqa(files: Paths) -> Iterator[Example]:
     """TriviaQA's JSON; the answers are the value and its aliases."""
     for file in files:
-        for number, record in enumerate(_member(file, read_json(file), "Data", list)):
-            where = f"{file}, question {number + 1},"
+        for where, record in _numbered(file, _member(file, read_json(file), "Data", list)):
             answer = record.get("Answer")
             if not isinstance(answer, dict):
                 raise OrqaError(f"{where} has no 'Answer'; the test set was published without.")
-            answers = _distinct([_text(where, answer, "Value"), *answer.get("Aliases", ())])
-            yield Example(
-                _text(where, record, "QuestionId"), _text(where, record, "Question"), answers
-            )
+            aliases = _strings(where, answer.get("Aliases", []), "Aliases")
+            id_, question = _text(where, record, "QuestionId"), _text(where, record, "Question")
+            yield Example(id_, question, _distinct([_text(where, answer, "Value"), *aliases]))
 
 
 @dataclass(frozen=True)
@@ -214,22 +210,30 @@ def read_gold_spans(files: Paths) -> Iterator[GoldSpans]:
             for paragraph in _member(file, article, "paragraphs", list):
                 context = _text(str(file), paragraph, "context")
                 for record in _member(file, paragraph, "qas", list):
-                    where = f"{file}, question {record.get('id')},"
-                    marked = [
-                        (a["text"], a["answer_start"]) for a in record["answers"] if a["text"]
-                    ]
-                    for text, start in marked:
-                        if context[start : start + len(text)] != text:
-                            raise OrqaError(
-                                f"{where} has the answer {text!r} where its context has "
-                                f"{context[start : start + len(text)]!r}; the file is damaged."
-                            )
+                    id_ = _text(f"{file}, a question", record, "id")
+                    where = f"{file}, question {id_},"
+                    marked = _marked_answers(where, record, context)
                     if not marked:
                         continue
                     answers, starts = zip(*marked, strict=True)
-                    id_, question = _text(where, record, "id"), _text(where, record, "question")
-                    example = Example(id_, question, answers)
+                    example = Example(id_, _text(where, record, "question"), answers)
                     yield GoldSpans(example, str(article.get("title", "")), context, starts)
+
+
+def _marked_answers(where: str, record: Any, context: str) -> list[tuple[str, int]]:
+    """Text and start of each answer that has characters."""
+    marked = []
+    for answer in _member(where, record, "answers", list):
+        text = _member(where, answer, "text", str)
+        start = _member(where, answer, "answer_start", int)
+        if context[start : start + len(text)] != text:
+            raise OrqaError(
+                f"{where} has the answer {text!r} where its context has "
+                f"{context[start : start + len(text)]!r}; the file is damaged."
+            )
+        if text:
+            marked.append((text, start))
+    return marked
 
 
 def read_squad(files: Paths) -> Iterator[Example]:
@@ -276,19 +280,15 @@ def read_entities(file: Path) -> frozenset[str]:
 def _cut_at_commas(answers: str, entities: frozenset[str]) -> tuple[str, ...] | None:
     """Cuts "A, B, C" into entities, few and long ones before many and short ones."""
     parts = answers.split(", ")
-
-    @cache
-    def cut_from(first: int) -> tuple[str, ...] | None:
-        if first == len(parts):
-            return ()
+    # How the parts from each place on are cut, None where they cannot be.
+    cut_from: list[tuple[str, ...] | None] = [*[None] * len(parts), ()]
+    for first in reversed(range(len(parts))):
         for end in range(len(parts), first, -1):
-            entity = ", ".join(parts[first:end])
-            rest = cut_from(end) if entity in entities else None
-            if rest is not None:
-                return (entity, *rest)
-        return None
-
-    return cut_from(0)
+            rest, entity = cut_from[end], ", ".join(parts[first:end])
+            if rest is not None and entity in entities:
+                cut_from[first] = (entity, *rest)
+                break
+    return cut_from[0]
 
 
 def read_entity_questions(files: Paths) -> Iterator[Example]:
@@ -298,9 +298,8 @@ def read_entity_questions(files: Paths) -> Iterator[Example]:
             records = read_json(part)
             if not isinstance(records, list):
                 raise OrqaError(f"{part} holds no list of questions, as EntityQuestions does.")
-            for number, record in enumerate(records, start=1):
-                pair = _pair(f"{part}, question {number},", record)
-                yield replace(pair, id=f"{part.stem}-{number}")
+            for number, (where, record) in enumerate(_numbered(part, records), start=1):
+                yield replace(_pair(where, record), id=f"{part.stem}-{number}")
 
 
 # --- TensorFlow Datasets --------------------------------------------------------------------------
@@ -327,8 +326,9 @@ def _from_tfds(
         records = builder.as_data_source(split=splits[split])
     # TFDS raises exceptions of its own, of the file system and of its readers.
     except Exception as error:
+        reason = str(error).partition("\n")[0]
         raise OrqaError(
-            f"TFDS does not open {tfds_name} ({str(error).splitlines()[0]}); prepare it once with "
+            f"TFDS does not open {tfds_name} ({reason}); prepare it once with "
             f"`tfds build {tfds_name} --file_format=array_record`, or name the dataset's files."
         ) from error
     examples = map(_TFDS_EXAMPLES[name], records)
@@ -384,24 +384,36 @@ _TFDS_EXAMPLES: dict[str, Callable[[Mapping[str, Any]], Example]] = {
 # --- What they share ------------------------------------------------------------------------------
 
 
-def _pair(where: str, record: Mapping[str, Any]) -> Example:
+def _numbered(file: Path, records: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (words for messages, object) for each of the questions of a file."""
+    for number, record in enumerate(records, start=1):
+        where = f"{file}, question {number},"
+        if not isinstance(record, dict):
+            raise OrqaError(f"{where} is no JSON object; the file is not of this dataset.")
+        yield where, record
+
+
+def _pair(where: str, record: dict[str, Any]) -> Example:
     answers = record.get("answer", record.get("answers"))
-    if isinstance(answers, str):
-        answers = [answers]
-    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise OrqaError(f"{where} needs an 'answer' that is a list of strings.")
-    kept = _distinct(answers)
+    kept = _distinct(_strings(where, [answers] if isinstance(answers, str) else answers, "answer"))
     if not kept:
         raise OrqaError(f"{where} has no answer.")
-    return Example(str(record.get("id", "")), _text(where, record, "question"), kept)
+    id_ = "" if record.get("id") is None else record_id(where, record)
+    return Example(id_, _text(where, record, "question"), kept)
 
 
-def _distinct(answers: Any) -> tuple[str, ...]:
+def _strings(where: str, value: Any, key: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise OrqaError(f"{where} needs {key!r} to be a list of strings.")
+    return value
+
+
+def _distinct(answers: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
 
 
-def _text(where: str, record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
+def _text(where: str, record: Any, key: str) -> str:
+    value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, str) or not value.strip():
         raise OrqaError(f"{where} needs a {key!r} that is a string and not blank.")
     return value

@@ -45,8 +45,11 @@ def load_examples(path: str | os.PathLike[str], *, answers_needed: bool = True) 
     Keys: `question`; `answer` (a string or a list of strings) or `answers`; optional `id`, by
     default the line number; optional `match`, "string" by default, or "regex" where the answers
     are regular expressions; optional `taken_from`, an object of `document_id` and `start`, see
-    `Example`. Other keys are ignored, blank answers among others are dropped. A
-    file of questions to be answered needs no answers, and those it has are left unread.
+    `Example`. Other keys are ignored, blank answers among others are dropped.
+
+    Args:
+        answers_needed: False for a file of questions that are to be answered; answers that it has
+            are left unread.
 
     Raises:
         OrqaError: a defect, named by file and line, or a file without questions.
@@ -70,6 +73,7 @@ def load_examples(path: str | os.PathLike[str], *, answers_needed: bool = True) 
 def save_examples(path: str | os.PathLike[str], examples: Iterable[Example]) -> None:
     """Writes `examples` as plain JSONL that `load_examples` reads back equal, atomically."""
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         written = Path(scratch) / path.name
         with written.open("w", encoding="utf-8") as file:

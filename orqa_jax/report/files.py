@@ -13,7 +13,7 @@ from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.eval.evaluate import Evaluation, summarize
+from orqa_jax.eval.evaluate import RECALL_AT, Evaluation, summarize
 from orqa_jax.eval.judge import Evidence, Judgement, judge
 from orqa_jax.eval.predictions import Passage, Predictions, read_predictions
 from orqa_jax.eval.questions import answer_counts
@@ -23,8 +23,6 @@ from orqa_jax.text.wordpiece import WordPiece
 
 # Of the paper; for predictions that do not say how many blocks were read.
 DEFAULT_BEAM = 5
-# How deep the default table looks.
-DEPTH = 100
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,13 @@ class Source:
 
     @property
     def has_blocks(self) -> bool:
+        """Whether the texts of blocks are at hand."""
         return self.predictions.passages is not None or self.store is not None
+
+    @property
+    def has_retrieved(self) -> bool:
+        """Whether the predictions rank blocks too; DPR's reader names one passage alone."""
+        return any("retrieved" in record for record in self.predictions.records)
 
     def block_text(self) -> Callable[[int], str]:
         """Text by block number, without reading what is not asked for."""
@@ -109,12 +113,15 @@ def open_source(
         beam: blocks that were read; by default what is said beside the predictions, or 5.
 
     Raises:
-        OrqaError: a file is missing or broken, or the corpus is another one.
+        OrqaError: a file is missing or broken, the corpus is another one, or the beam is empty.
     """
     examples = load_examples(references)
     found = read_predictions(predictions, examples)
     about = read_about(predictions)
-    beam = beam or int(about.get("reader_beam", DEFAULT_BEAM))
+    if beam is None:
+        beam = int(about.get("reader_beam", DEFAULT_BEAM))
+    if beam < 1:
+        raise OrqaError(f"The beam is {beam}; at least 1 block has to be read.")
     if found.passages is not None:
         return Source(found, references, examples, None, beam)
     if corpus is None and about and Path(about["corpus"]).exists():
@@ -142,8 +149,7 @@ def judge_source(source: Source, *, train: Path | None = None) -> list[Judgement
     if train is not None:
         counts = answer_counts(example.answers for example in load_examples(train))
     evidence = None
-    records = source.predictions.records
-    if source.has_blocks and any("retrieved" in record for record in records):
+    if source.has_blocks and source.has_retrieved:
         evidence = Evidence(
             source.block_text(),
             lambda block: source.passage(block).title,
@@ -151,7 +157,7 @@ def judge_source(source: Source, *, train: Path | None = None) -> list[Judgement
             gold_blocks(source),
             answers_in_corpus(source.store, source.examples) if source.store else {},
         )
-    return judge(records, source.examples, evidence, answer_counts=counts)
+    return judge(source.predictions.records, source.examples, evidence, answer_counts=counts)
 
 
 def judge_file(
@@ -170,19 +176,22 @@ def judge_file(
 def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = None) -> Evaluation:
     """Scores a predictions file against question-answer pairs.
 
-    Recall of the answer string needs the texts of the blocks: those of ``corpus``, or of the one
-    named beside the predictions. Where there is neither, recall is left out and the log says so.
+    Recall of the answer string needs retrieved blocks and their texts: those of ``corpus``, or of
+    the one named beside the predictions. Where there are none, it is left out and the log says so.
 
     Raises:
       OrqaError: A file is missing or broken, ids do not match, or the corpus is another one.
     """
     source = open_source(predictions, references, corpus=corpus)
     evidence = None
-    if source.has_blocks:
+    if not source.has_retrieved:
+        logger.warning("No recall: %s names no retrieved blocks.", predictions)
+    elif source.has_blocks:
         evidence = Evidence(source.block_text(), beam=0)
     else:
         logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
-    return summarize(judge(source.predictions.records, source.examples, evidence, depth=DEPTH))
+    records, depth = source.predictions.records, max(RECALL_AT)
+    return summarize(judge(records, source.examples, evidence, depth=depth))
 
 
 def answers_in_corpus(store: BlockStore, examples: Sequence[Example]) -> dict[str, bool]:

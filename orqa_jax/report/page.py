@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import json
 import logging
 import os
 import re
@@ -34,7 +33,7 @@ from orqa_jax.report.tables import (
     main_tables,
     outcome_table,
 )
-from orqa_jax.text.jsonl import read_jsonl
+from orqa_jax.text.jsonl import read_json, read_jsonl
 from orqa_jax.text.match import find_answer
 
 # Questions shown of each sort.
@@ -226,7 +225,7 @@ def _sweep_sections(runs: Sequence[Path]) -> Iterator[Section]:
     for number, run in enumerate(runs):
         path = run / SWEEP_NAME
         if path.exists():
-            yield sweep_section(json.loads(path.read_text(encoding="utf-8")), f"sweep{number}")
+            yield sweep_section(read_json(path), f"sweep{number}")
 
 
 def sweep_section(sweep: Mapping[str, Any], prefix: str) -> Section:

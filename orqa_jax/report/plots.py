@@ -15,13 +15,13 @@ import numpy as np
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval
 from orqa_jax.eval.calibration import risk_coverage
 from orqa_jax.eval.evaluate import metric
-from orqa_jax.eval.judge import OUTCOMES, Judgement
+from orqa_jax.eval.judge import OUTCOMES
+from orqa_jax.report.tables import Systems
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Systems = Mapping[str, Sequence[Judgement]]
 Curve = Sequence[Mapping[str, float]]
 
 # Told apart on white and on black, and by people who do not see all colours (after Okabe and Ito).
@@ -31,7 +31,7 @@ _OUTCOME_COLORS = ("#2e9e77", "#8a8a2a", "#d9822b", "#c8504f", "#8b8f98")
 _INK = "#010203"
 _FAINT = "#040506"
 _DASHES = ("-", "--", "-.", ":")
-_NOT_CURVES = {"step", "seconds_per_step"}
+_NOT_CURVES = {"step", "seconds_per_step", "examples_per_second"}
 _COLUMNS = 3
 
 
@@ -96,9 +96,9 @@ def recall_curve(systems: Systems, name: str) -> str | None:
         return None
     figure = _figure(6.4, 3.8)
     axes = figure.subplots()
+    depths = {s: max(one.retrieved or 1 for one in judged) for s, judged in known.items()}
     for place, (system, judged) in enumerate(known.items()):
-        deepest = max(one.retrieved or 0 for one in judged)
-        ks = np.unique(np.geomspace(1, max(deepest, 1), 25).round().astype(int))
+        ks = np.unique(np.geomspace(1, depths[system], 25).round().astype(int))
         found = [bootstrap_interval(metric(judged, f"recall@{k}"), samples=2000) for k in ks]
         low, high = ([100 * getattr(i, end) for i in found] for end in ("low", "high"))
         color = COLORS[place % len(COLORS)]
@@ -111,7 +111,7 @@ def recall_curve(systems: Systems, name: str) -> str | None:
         )
         axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
-    ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= ks[-1]]
+    ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= max(depths.values())]
     axes.set_xticks(ticks, [str(k) for k in ticks])
     axes.minorticks_off()
     axes.set_xlabel("blocks retrieved, k")
@@ -122,7 +122,7 @@ def recall_curve(systems: Systems, name: str) -> str | None:
 
 
 def risk_coverage_curve(systems: Systems, name: str) -> str | None:
-    """Exact match among the most confident share of the answers; None without confidences."""
+    """Share of wrong answers among the most confident ones; None without confidences."""
     known = {s: j for s, j in systems.items() if all(one.confidence is not None for one in j)}
     if not known:
         return None

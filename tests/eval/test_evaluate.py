@@ -3,8 +3,9 @@ import pytest
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval
-from orqa_jax.eval.evaluate import evaluate, format_table, metric
-from orqa_jax.eval.judge import Judgement
+from orqa_jax.eval.evaluate import Evaluation, format_table, metric, summarize
+from orqa_jax.eval.judge import Evidence, Judgement, judge
+from orqa_jax.qa.examples import Example
 
 BLOCKS = ["Rome lies on the Tiber.", "Jerome was a monk.", "Ada wrote notes.", "Nothing here."]
 REFERENCES = {"q1": ["Rome"], "q2": ["Ada", "Ada Lovelace"], "q3": ["1815"]}
@@ -15,14 +16,20 @@ PREDICTIONS = [
 ]
 
 
+def evaluate(predictions, references, text=None, depth=None) -> Evaluation:
+    examples = [Example(i, "?", tuple(answers)) for i, answers in references.items()]
+    return summarize(judge(predictions, examples, Evidence(text) if text else None, depth=depth))
+
+
 def test_scores_by_hand() -> None:
-    found = evaluate(PREDICTIONS, REFERENCES, BLOCKS.__getitem__, recall_at=(1, 2, 3))
+    found = evaluate(PREDICTIONS, REFERENCES, BLOCKS.__getitem__)
     expected = {
         "exact_match": [1, 0, 0],
         "f1": [1, 2 / 3, 2 / 3],
         "recall@1": [0, 1, 0],
-        "recall@2": [0, 1, 0],
-        "recall@3": [1, 1, 0],
+        "recall@5": [1, 1, 0],
+        "recall@20": [1, 1, 0],
+        "recall@100": [1, 1, 0],
     }
     assert found.per_question.keys() == found.intervals.keys() == expected.keys()
     for name, values in expected.items():
@@ -39,7 +46,7 @@ def test_without_blocks_there_is_no_recall() -> None:
 
 def test_blocks_are_read_once_and_only_as_deep_as_asked_for() -> None:
     read: list[int] = []
-    evaluate(PREDICTIONS, REFERENCES, lambda i: read.append(i) or BLOCKS[i], recall_at=(1, 2))
+    evaluate(PREDICTIONS, REFERENCES, lambda i: read.append(i) or BLOCKS[i], depth=2)
     assert sorted(read) == [1, 2, 3]
 
 

@@ -88,6 +88,8 @@ def test_best_span_is_the_best_of_all_spans(blocks, answers):
         (["J.K. Marrow"], False, 2 / 3),
         (["Marrow wrote a book"], False, 4 / 5),
         (["the 1914"], True, 1.0),
+        (["a known J. K. Marrow"], True, 1.0),
+        (["1914 the"], True, 1.0),
         (["?"], False, 0.0),
         (["Tiber"], False, 0.0),
     ],
@@ -95,6 +97,24 @@ def test_best_span_is_the_best_of_all_spans(blocks, answers):
 def test_best_span_by_hand(answers, exact, f1):
     found = best_span([3], answers, texts())
     assert found == (exact, pytest.approx(f1))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "exact"),
+    [
+        ("co-op co-op", "a co-op co", True),
+        ("co-op the co-op", "co-op co", True),
+        ("well-co-op", "coop", True),
+        ("x-y", "x y", False),
+        ("x-y x-z y", "z y", True),
+        ("x-a y", "x y", False),
+        ("cafe\u0301-bar", "caf", False),
+        ("caf\u00e9-bar", "cafe\u0301", True),
+        ("ab-c", "b", False),
+    ],
+)
+def test_a_span_may_begin_and_end_within_a_word(text, answer, exact):
+    assert best_span([0], [answer], texts([text]))[0] is exact
 
 
 def test_best_span_of_patterns_and_of_no_blocks():

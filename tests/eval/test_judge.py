@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.eval.evaluate import Reference
 from orqa_jax.eval.judge import (
     Evidence,
     answer_block,
@@ -13,6 +12,7 @@ from orqa_jax.eval.judge import (
     write_details,
 )
 from orqa_jax.eval.questions import answer_counts
+from orqa_jax.qa.examples import Example
 
 BLOCKS = [
     ("Harrow Mill", "The mill was built in 1807 by Oda Lind."),
@@ -20,7 +20,7 @@ BLOCKS = [
     ("Salt", "Salt was sold in Dorn."),
     ("Mills", "Two other mills burned."),
 ]
-QUESTION = Reference("q", ("Oda Lind",), "Who built the mill at Harrow?")
+QUESTION = Example("q", "Who built the mill at Harrow?", ("Oda Lind",))
 
 
 def outcome(answer, retrieved, *, block=None, reference=QUESTION, **changes):
@@ -70,7 +70,7 @@ def test_all_that_is_found_out():
 
 
 def test_patterns():
-    reference = Reference("q", (r"O\w+ Lind",), "Who built it?", match="regex")
+    reference = Example("q", "Who built it?", (r"O\w+ Lind",), match="regex")
     found = outcome("oda lind the elder", [2, 0], block=0, reference=reference)
     assert (found.exact_match, found.f1, found.rank_token, found.rank_substring) == (
         True,
@@ -110,11 +110,26 @@ def test_depth_and_frequency():
         ({"candidates": [{"reader_score": 2.0, "retrieval_score": -0.5}]}, 1.5),
         ({"candidates": [{"reader_score": 2.0, "probability": 0.25}]}, 0.25),
         ({"confidence": 3, "candidates": [{"probability": 0.25}]}, 3.0),
+        ({"confidence": "high", "candidates": [{"probability": 0.25}]}, 0.25),
         ({"candidates": [{"answer": "x"}]}, None),
     ],
 )
 def test_confidence(prediction, expected):
     assert confidence_of(prediction) == expected
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        {"confidence": float("nan")},
+        {"candidates": [{"probability": float("inf")}]},
+        {"candidates": [{"probability": "high"}]},
+        {"candidates": [{"reader_score": 1.0, "retrieval_score": None}]},
+    ],
+)
+def test_confidence_that_is_no_finite_number(prediction):
+    with pytest.raises(OrqaError, match=r"question 'q' has a confidence, .* no finite number"):
+        judge([{"id": "q", "answer": "x", **prediction}], [QUESTION])
 
 
 def test_answer_block():

@@ -4,13 +4,13 @@ import lzma
 import pytest
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.eval.evaluate import Reference
 from orqa_jax.eval.predictions import Passage, load_predictions, read_predictions
+from orqa_jax.qa.examples import Example
 
 REFERENCES = [
-    Reference("q1", ("Oslo",), "where is it"),
-    Reference("q2", ("Ada",), "who was it"),
-    Reference("q3", ("Bern",), "where is it"),
+    Example("q1", "where is it", ("Oslo",)),
+    Example("q2", "who was it", ("Ada",)),
+    Example("q3", "where is it", ("Bern",)),
 ]
 
 
@@ -104,6 +104,10 @@ def test_nq_open_with_ids(path):
         ([{"question": "who was it", "prediction": 3}], ":1 needs a 'prediction'"),
         ([{"prediction": "x"}], ":1 needs the 'question'"),
         ([{"question": "who else", "prediction": "x"}], "'who else', which the references do not"),
+        (
+            [{"question": "who else", "prediction": "x"}] * 2,
+            "'who else', which the references do not",
+        ),
         ([{"question": "who was it", "prediction": "x"}] * 2, "2 predictions .* ask 1 times"),
         ([{"guess": 1}], ":1 needs an 'answer'"),
         ([], "holds no predictions"),

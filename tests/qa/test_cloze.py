@@ -156,3 +156,5 @@ def test_the_same_seed_makes_the_same_pairs(tmp_path):
 def test_a_corpus_that_yields_nothing():
     with pytest.raises(OrqaError, match="larger corpus of prose"):
         cloze_examples(Corpus([("a", 0, "nothing is said here at all, by no one.")]), count=3)
+    with pytest.raises(OrqaError, match="0 cloze pairs cannot be made"):
+        cloze_examples(CORPUS, count=0)

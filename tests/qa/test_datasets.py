@@ -180,6 +180,44 @@ def test_answers_are_cut_into_entities(names: list[str]) -> None:
     assert ", ".join(cut) == ", ".join(names)
 
 
+def test_a_long_list_of_answers_is_cut() -> None:
+    names = [f"Film {number}" for number in range(700)]
+    assert datasets._cut_at_commas(", ".join(names), frozenset(names)) == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("trivia_qa", {"Data": [3]}, "question 1, is no JSON object"),
+        (
+            "trivia_qa",
+            {"Data": [{"Answer": {"Value": "a", "Aliases": [1]}}]},
+            "question 1, needs 'Aliases' to be a list of strings",
+        ),
+        ("entity_questions", ["q"], "question 1, is no JSON object"),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "x"}]}]}]},
+            "question x, has no 'answers'",
+        ),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "c", "qas": [3]}]}]},
+            "a question needs a 'id'",
+        ),
+    ],
+)
+def test_records_of_another_form_are_named(tmp_path, name, content, message) -> None:
+    with pytest.raises(OrqaError, match=rf"file\.json, {message}"):
+        load_dataset(name, None, [write_json(tmp_path / "file.json", content)])
+
+
+def test_records_without_an_id_are_numbered(tmp_path: Path) -> None:
+    records = [{"id": i, "question": "w", "answer": "a"} for i in (None, 0)]
+    path = write_lines(tmp_path / "q.jsonl", *records)
+    assert [example.id for example in load_dataset("web_questions", None, [path])] == ["1", "0"]
+
+
 def test_entity_questions(tmp_path: Path) -> None:
     folder = tmp_path / "test"
     folder.mkdir()
@@ -248,7 +286,7 @@ KNOWN_DEV = [2, 14, 29]
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "t.txt", {"question": "When?", "answer": ["19(1|2)0"]})
-    out = tmp_path / "out.jsonl"
+    out = tmp_path / "new" / "out.jsonl"
     assert main(["data", "curated_trec", str(path), "--out", str(out)]) == 0
     assert load_examples(out) == [Example("1", "When?", ("19(1|2)0",), "regex")]
     assert main(["data", "curated_trec", "--split", "dev", "--out", str(out)]) == 2
@@ -277,10 +315,10 @@ def test_from_tfds(tmp_path: Path, monkeypatch) -> None:
             )
 
         def _split_generators(self, unused):
-            return {"test": enumerate(records)}
+            return {"test": self._generate_examples()}
 
         def _generate_examples(self):
-            raise NotImplementedError
+            yield from enumerate(records)
 
     WebQuestions(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     two = Dataset(

@@ -225,6 +225,12 @@ def test_questions_can_be_named(run, tmp_path, caplog):
         write_report([tmp_path / "none"], tmp_path / "report")
 
 
+def test_a_broken_sweep_is_named(run, tmp_path):
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(OrqaError, match=r"sweep\.json is not JSON"):
+        write_report([tmp_path], tmp_path / "report")
+
+
 def test_a_sweep_by_itself():
     interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
     rows = [{"name": "a", "metrics": {"x": interval}, "against_first": {}}]

@@ -183,6 +183,28 @@ def test_passages_that_predictions_bring_along(tmp_path, references):
     assert evaluate_file(path, references).intervals["recall@1"].mean == pytest.approx(1 / 3)
 
 
+def test_a_reader_of_others_that_ranks_no_blocks(tmp_path, references, caplog):
+    best = {"text": "Oda", "score": 1.0, "passage": "Oda built the mill."}
+    items = [
+        {"question": line["question"], "predictions": [{"top_k": 5, "prediction": best}]}
+        for line in LINES
+    ]
+    path = tmp_path / "reader.json"
+    path.write_text(json.dumps(items))
+    found = evaluate_file(path, references).intervals
+    assert list(found) == ["exact_match", "f1"]
+    assert found["exact_match"].mean == pytest.approx(1 / 3)
+    assert "names no retrieved blocks" in caplog.text
+    assert [one.confidence for one in judge_file(path, references)] == [1.0] * 3
+
+
+def test_the_beam_is_not_empty(tmp_path, store, references):
+    path = predictions(tmp_path / "p.jsonl", store, **about_of(store))
+    for beam in (0, -1):
+        with pytest.raises(OrqaError, match=f"The beam is {beam}; at least 1"):
+            open_source(path, references, beam=beam)
+
+
 def test_this_floor_needs_no_jax():
     code = (
         "import sys, orqa_jax.report.files, orqa_jax.report.tables, orqa_jax.report.page;"
