@@ -26,5 +26,8 @@ def run_experiment(config_class: Any, function: Callable[[Any], Any]) -> None:
         except OrqaError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except KeyboardInterrupt:
+            print("error: interrupted; the same command continues where it can.", file=sys.stderr)
+            sys.exit(130)
 
     app.run(main)

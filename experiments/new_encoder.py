@@ -7,6 +7,7 @@ from a normal distribution of 0.02 cut at two deviations (Devlin et al. 2019, re
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import jax
@@ -27,15 +28,19 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tokenizer = WordPiece.load(options.tokenizer)
-    config = BertConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=options.hidden_size,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.heads,
-        intermediate_size=4 * options.hidden_size,
-    )
-    write_new_bert(options.out, config, tokenizer, seed=options.seed)
+    try:
+        tokenizer = WordPiece.load(options.tokenizer)
+        config = BertConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=options.hidden_size,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.heads,
+            intermediate_size=4 * options.hidden_size,
+        )
+        write_new_bert(options.out, config, tokenizer, seed=options.seed)
+    except OrqaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def write_new_bert(out: Path, config: BertConfig, tokenizer: WordPiece, *, seed: int) -> None:

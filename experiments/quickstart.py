@@ -72,8 +72,7 @@ def quickstart(run: Path) -> None:
     if not (corpus / "manifest.json").exists():
         build_corpus([run / "documents.jsonl"], corpus, WordPiece.load(encoder))
     store = BlockStore(corpus)
-    if not (run / "bm25" / "manifest.json").exists():
-        BM25Index.build(store, run / "bm25")
+    BM25Index.build(store, run / "bm25")
     say(
         f"2/6 Inverse Cloze Task: the retriever learns from {len(store)} blocks, no questions seen."
     )

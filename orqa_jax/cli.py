@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
@@ -19,6 +19,10 @@ from orqa_jax.errors import OrqaError
 
 if TYPE_CHECKING:
     from orqa_jax.predict import Answer, Candidate, System
+
+
+# Adds a command: its name, the function that runs it, what it does in a few words.
+_Command = Callable[..., argparse.ArgumentParser]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +88,20 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--debug", action="store_true", help="show an error's traceback")
         return added
 
+    for add_commands in (
+        _add_corpus_commands,
+        _add_training_commands,
+        _add_answering_commands,
+        _add_evaluation_commands,
+        _add_baseline_commands,
+        _add_exchange_commands,
+    ):
+        add_commands(command)
+    return parser
+
+
+def _add_corpus_commands(command: _Command) -> None:
+    """Documents to blocks, and question-answer pairs."""
     corpus = command("corpus", _corpus, "cut documents into blocks of evidence")
     corpus.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="files or folders")
     corpus.add_argument("--out", type=Path, required=True, help="folder of the new block store")
@@ -93,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="add the documents to the finished store --out, with the tokenizer it has",
     )
-    corpus.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
+    corpus.add_argument("--max-wordpieces", type=int, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
 
     answers = command("answers", _answers, "count the questions that a corpus can answer at all")
@@ -114,9 +132,17 @@ def _parser() -> argparse.ArgumentParser:
     cloze.add_argument("--count", type=int, default=10_000, help="pairs at most (10000)")
     cloze.add_argument("--seed", type=int, default=0, help="of the choice (0)")
 
+
+def _add_training_commands(command: _Command) -> None:
+    """Everything that learns, and what it needs."""
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
-    command("untrained", _untrained, "write a dense retriever without pre-training", settings=True)
+    mine = command("mine", _mine, "find positive blocks and hard negatives for `orqa ict --pairs`")
+    _add_run(mine)
+    mine.add_argument("train", type=Path, help="JSONL of question-answer pairs, or SQuAD JSON")
+    mine.add_argument("--out", type=Path, required=True, help="JSONL file of pairs to write")
+    mine.add_argument("--squad", action="store_true", help="the file is SQuAD JSON with paragraphs")
+    mine.add_argument("--negatives", type=int, default=1, help="hard negatives a question (1)")
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
     _add_run(index)
@@ -128,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     command(
         "finetune", _finetune, "train retriever and reader on question-answer pairs", settings=True
     )
+
+    command("read", _read, "train the reader from gold spans (SQuAD)", settings=True)
 
     plan = command("plan", _plan, "say what a run will cost on devices that are not here")
     plan.add_argument("--config", type=Path, required=True, help="settings, as `orqa ict` has them")
@@ -142,15 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--chunk", action="store_true", help="find the largest chunk_size that fits")
 
-    mine = command("mine", _mine, "find positive blocks and hard negatives for `orqa ict --pairs`")
-    _add_run(mine)
-    mine.add_argument("train", type=Path, help="JSONL of question-answer pairs, or SQuAD JSON")
-    mine.add_argument("--out", type=Path, required=True, help="JSONL file of pairs to write")
-    mine.add_argument("--squad", action="store_true", help="the file is SQuAD JSON with paragraphs")
-    mine.add_argument("--negatives", type=int, default=1, help="hard negatives a question (1)")
 
-    command("read", _read, "train the reader from gold spans (SQuAD)", settings=True)
-
+def _add_answering_commands(command: _Command) -> None:
+    """Questions to answers."""
     ask = command("ask", _ask, "answer questions, with evidence")
     _add_run(ask)
     ask.add_argument(
@@ -174,6 +196,67 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--closed", type=Path, help="text file of the only answers to accept, one a line (DrQA)"
     )
+
+
+def _add_evaluation_commands(command: _Command) -> None:
+    """Answers to numbers."""
+    evaluate = command("eval", _eval, "score predictions, with confidence intervals")
+    evaluate.add_argument(
+        "predictions",
+        type=Path,
+        help="what `orqa predict` wrote, or predictions in the format of NQ-open (JSONL), SQuAD "
+        "(JSON), or DPR's retriever or reader (JSON)",
+    )
+    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(evaluate)
+    evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    evaluate.add_argument(
+        "--details",
+        type=Path,
+        metavar="FILE",
+        help="write what was found out about each question (JSONL), and print every table: what "
+        "went wrong, by kind of question, calibration",
+    )
+    evaluate.add_argument(
+        "--train", type=Path, help="training pairs, for a table by frequency of the answer"
+    )
+    evaluate.add_argument(
+        "--dev",
+        type=Path,
+        nargs=2,
+        metavar=("PREDICTIONS", "REFERENCES"),
+        help="other questions, to calibrate the confidence and choose when to abstain",
+    )
+    evaluate.add_argument(
+        "--wrong-cost",
+        type=float,
+        help="with --dev: what a wrong answer costs, if a right one earns 1 and none nothing (1)",
+    )
+
+    compare = command(
+        "compare", _compare, "test two systems against each other on one question set"
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="predictions, as for `orqa eval`")
+    compare.add_argument("b", type=Path, metavar="B", help="predictions of the other system")
+    compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
+    _add_corpus(compare)
+    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    report = command(
+        "report", _report, "one page about runs: tables, plots, questions side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
+    report.add_argument("--out", type=Path, required=True, help="folder of the report")
+    report.add_argument(
+        "--references",
+        type=Path,
+        help="question-answer pairs (those the predictions were made for)",
+    )
+
+
+def _add_baseline_commands(command: _Command) -> None:
+    """The systems to compare with."""
+    command("untrained", _untrained, "write a dense retriever without pre-training", settings=True)
 
     tfidf = command("drqa-index", _drqa_index, "index whole articles by TF-IDF, for DrQA")
     _add_run(tfidf)
@@ -208,6 +291,9 @@ def _parser() -> argparse.ArgumentParser:
         "--raw-vectors", action="store_true", help="keep the directions that all words share"
     )
 
+
+def _add_exchange_commands(command: _Command) -> None:
+    """From and to the formats and places of others."""
     imported = command("import", _import, "take in BERT, ORQA and REALM as they were released")
     kinds = ("bert", "corpus", "retriever", "answerer", "realm")
     imported.add_argument("kind", choices=kinds, help="see docs/fidelity.md")
@@ -228,64 +314,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("source", type=Path, help="run folder, or JSONL file of predictions")
     export.add_argument("out", type=Path, help="folder, or JSONL file, to write")
 
-    evaluate = command("eval", _eval, "score predictions, with confidence intervals")
-    evaluate.add_argument(
-        "predictions",
-        type=Path,
-        help="what `orqa predict` wrote, or predictions in the format of NQ-open (JSONL), SQuAD "
-        "(JSON), or DPR's retriever or reader (JSON)",
-    )
-    evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
-    _add_corpus(evaluate)
-    evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    evaluate.add_argument(
-        "--details",
-        type=Path,
-        metavar="FILE",
-        help="write what was found out about each question (JSONL), and print every table: what "
-        "went wrong, by kind of question, calibration",
-    )
-    evaluate.add_argument(
-        "--train", type=Path, help="training pairs, for a table by frequency of the answer"
-    )
-    evaluate.add_argument(
-        "--dev",
-        type=Path,
-        nargs=2,
-        metavar=("PREDICTIONS", "REFERENCES"),
-        help="other questions, to calibrate the confidence and choose when to abstain",
-    )
-    evaluate.add_argument(
-        "--wrong-cost",
-        type=float,
-        default=1.0,
-        help="what a wrong answer costs, if a right one earns 1 and none nothing (1)",
-    )
-
-    compare = command(
-        "compare", _compare, "test two systems against each other on one question set"
-    )
-    compare.add_argument("a", type=Path, metavar="A", help="predictions, as for `orqa eval`")
-    compare.add_argument("b", type=Path, metavar="B", help="predictions of the other system")
-    compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
-    _add_corpus(compare)
-    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
     copy = command("copy", _copy, "copy a file or folder from or to an object store")
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
     copy.add_argument("target", help="path or URL; newer files there stay")
-
-    report = command(
-        "report", _report, "one page about runs: tables, plots, questions side by side"
-    )
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or sweep folders")
-    report.add_argument("--out", type=Path, required=True, help="folder of the report")
-    report.add_argument(
-        "--references",
-        type=Path,
-        help="question-answer pairs (those the predictions were made for)",
-    )
-    return parser
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -334,6 +365,11 @@ def _corpus(options: argparse.Namespace) -> None:
     from orqa_jax.text.wordpiece import WordPiece
 
     if options.append:
+        if options.encoder is not None or options.max_wordpieces is not None:
+            raise OrqaError(
+                "--append cuts blocks as the store has them; leave out --encoder and "
+                "--max-wordpieces."
+            )
         append_to_corpus(options.sources, options.out, workers=options.workers)
         return
     if options.encoder is None:
@@ -342,7 +378,7 @@ def _corpus(options: argparse.Namespace) -> None:
         options.sources,
         options.out,
         WordPiece.load(options.encoder),
-        max_wordpieces=options.max_wordpieces,
+        **({} if options.max_wordpieces is None else {"max_wordpieces": options.max_wordpieces}),
         workers=options.workers,
     )
 
@@ -353,6 +389,11 @@ def _answers(options: argparse.Namespace) -> None:
     from orqa_jax.qa.examples import load_examples
 
     examples = load_examples(options.questions)
+    if any(example.match == "regex" for example in examples):
+        raise OrqaError(
+            f"Answers of {options.questions} are regular expressions, which are not searched in a "
+            "whole corpus; count them in what is retrieved, with `orqa eval`."
+        )
     found = answer_statistics(BlockStore(options.corpus), [x.answers for x in examples])
     if options.json:
         print(json.dumps(dataclasses.asdict(found)))
@@ -388,9 +429,9 @@ def _ict(arguments: Sequence[str]) -> None:
 
 
 def _untrained(arguments: Sequence[str]) -> None:
+    _start_jax()
     from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
 
-    _start_jax()
     places = {"corpus": "corpus", "out": "ict"}
     save_untrained(_settings(UntrainedConfig, "orqa untrained", arguments, places))
 
@@ -466,9 +507,9 @@ def _mine(options: argparse.Namespace) -> None:
 
 
 def _read(arguments: Sequence[str]) -> None:
+    _start_processes()
     from orqa_jax.train.reading import ReadConfig, train_reader
 
-    _start_jax()
     places = {"corpus": "corpus", "retriever": "ict/model", "out": "read"}
     train_reader(_settings(ReadConfig, "orqa read", arguments, places))
 
@@ -609,7 +650,9 @@ def _eval(options: argparse.Namespace) -> None:
     from orqa_jax.report.tables import system_tables
 
     predictions, references, corpus = options.predictions, options.references, options.corpus
-    if not (options.details or options.train or options.dev):
+    if options.wrong_cost is not None and not options.dev:
+        raise OrqaError("--wrong-cost chooses when to abstain, which needs --dev.")
+    if not (options.details or options.train or options.dev or options.beam):
         found = evaluate_file(predictions, references, corpus=corpus).intervals
         if options.json:
             print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
@@ -622,7 +665,8 @@ def _eval(options: argparse.Namespace) -> None:
     dev = judge_file(*options.dev, corpus=corpus, beam=options.beam) if options.dev else None
     if options.details:
         write_details(options.details, judged)
-    tables = system_tables(predictions.stem, judged, dev, wrong_cost=options.wrong_cost)
+    cost = 1.0 if options.wrong_cost is None else options.wrong_cost
+    tables = system_tables(predictions.stem, judged, dev, wrong_cost=cost)
     if options.json:
         print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
     else:
@@ -680,7 +724,7 @@ def _start_jax() -> None:
 
 
 def _start_processes() -> None:
-    """To be called before the trainings are imported: bm25s starts jax when it is imported."""
+    """Joins the other processes of this run; to be called before anything touches a device."""
     from orqa_jax.train.mesh import start_processes
 
     start_processes()

@@ -15,7 +15,7 @@ def in_batch_softmax_loss(
     target_B: jax.Array,
     allowed_BM: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Inverse Cloze Task: tell the own block from M - 1 others (section 5).
+    """Inverse Cloze Task: tell the own block from M - 1 others (section 4).
 
     Args:
       question_BP: float32 vectors of the pseudo-questions.

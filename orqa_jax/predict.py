@@ -239,7 +239,7 @@ class Answerer:
 
     Args:
       store: The blocks.
-      retriever: Anything with ``search(questions, k) -> (ids, scores)``.
+      retriever: Finds blocks for raw questions.
       reader: The span reader.
       retrieval_weight: Factor of the retrieval score in a candidate's total score: 1 for the dense
         retriever that the reader was trained with.
@@ -248,7 +248,7 @@ class Answerer:
     def __init__(
         self,
         store: BlockStore,
-        retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever,
+        retriever: Index[Sequence[str]],
         reader: Reader,
         *,
         tokenizer: WordPiece,
@@ -401,7 +401,7 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
     )
     params = jax.tree.map(jnp.asarray, params)
     reader = Reader(SpanReader(reader_config), params["reader"], store, tokenizer, sizes)
-    retriever: DenseRetriever | BM25Index | FusedRetriever | HybridRetriever
+    retriever: Index[Sequence[str]]
     retrieval_weight = 1.0
     weight = float(sparse_weight(params["sparse"])) if "sparse" in params else 0.0
     if system not in ("orqa", "zero_shot"):

@@ -154,11 +154,22 @@ def test_means_over_seeds_and_differences():
         ({"variants": [{"name": "x", "finetune": {"epochs": 1}}]}, "which this sweep does not do"),
         ({"variants": [{"name": "x", "train": "t"}]}, "which this sweep does not do"),
         ({"finetune": {"epochs": 1}, "train": ""}, "needs train"),
+        ({"variants": [{"name": "!"}]}, "Variant 1 of the sweep needs a name"),
+        ({"seeds": []}, "has no seeds"),
+        ({}, "absent.jsonl cannot be read"),
+        (
+            {
+                "test": str(world().questions),
+                "finetune": {"epochs": 1},
+                "variants": [{"name": "x", "train": "gone.jsonl"}],
+            },
+            "gone.jsonl cannot be read",
+        ),
     ],
 )
 def test_mistakes_are_found_before_training(tmp_path, changes, message):
     with pytest.raises(OrqaError, match=message):
-        sweep(config(tmp_path, "t", **changes))
+        sweep(config(tmp_path, **{"test": "absent.jsonl", **changes}))
     assert not list(tmp_path.iterdir())
 
 

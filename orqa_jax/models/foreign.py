@@ -6,7 +6,6 @@ of ORQA's `language/orqa`, and the REALM checkpoints in the form of Hugging Face
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from orqa_jax.models.weights import (
     bert_names,
     bert_shapes,
     place_weights,
+    read_bert_config,
+    read_json_object,
     read_safetensors,
 )
 
@@ -57,11 +58,7 @@ def load_tensorflow_bert(folder: Path) -> Imported:
     Raises:
       OrqaError: a file is missing or damaged; every missing and misshaped weight is named.
     """
-    path = folder / "bert_config.json"
-    try:
-        config = BertConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise OrqaError(f"{path} cannot be read ({error}); name the folder of a BERT.") from error
+    config = read_bert_config(folder / "bert_config.json")
     tensors = read_tensorflow(folder / "bert_model.ckpt")
     names = tensorflow_bert_names(config, "bert/")
     return _finish(folder, config, tensors, names, bert_shapes(config), transposed=False)
@@ -145,6 +142,17 @@ def load_tensorflow_embeddings(source: Path) -> np.ndarray:
 # --- REALM in the form of Hugging Face transformers -----------------------------------------------
 
 
+# What a setting is that a `config.json` leaves out, by the RealmConfig of transformers.
+_REALM_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "gelu_new",
+    "retriever_proj_size": 128,
+    "span_hidden_size": 256,
+    "max_span_width": 10,
+    "reader_beam_size": 5,
+    "reader_seq_len": 320,
+}
+
+
 @dataclass(frozen=True)
 class Realm:
     """A REALM checkpoint: its embedder, and for open question answering the rest."""
@@ -162,13 +170,11 @@ def load_realm(folder: Path) -> Realm:
     Raises:
       OrqaError: the folder holds none of these; every missing and misshaped weight is named.
     """
-    path = folder / "config.json"
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OrqaError(f"{path} cannot be read ({error}); name the folder of a REALM.") from error
+    about = _REALM_DEFAULTS | read_json_object(folder / "config.json")
     if about.get("model_type") != "realm":
-        raise OrqaError(f"{path} describes a {about.get('model_type')!r}, not a 'realm'.")
+        raise OrqaError(
+            f"{folder / 'config.json'} describes a {about.get('model_type')!r}, not a 'realm'."
+        )
     if (folder / "model.safetensors").exists():
         tensors: Tensors = read_safetensors(folder / "model.safetensors")
     else:
@@ -190,7 +196,6 @@ def load_realm(folder: Path) -> Realm:
     reader = None
     placed = set(names.values())
     if any(name.startswith("reader.") for name in tensors):
-        heads = "reader.qa_outputs"
         span = about["span_hidden_size"]
         reader_names, reader_shapes = _with_bert(
             {p: f"reader.realm.{n}" for p, n in bert_names(bert).items() if p[0] != "pooler"},
@@ -199,7 +204,10 @@ def load_realm(folder: Path) -> Realm:
                 bert.hidden_size,
                 span,
                 {
-                    name: (f"{heads}.{theirs}.weight", f"{heads}.{theirs}.bias")
+                    name: (
+                        f"reader.qa_outputs.{theirs}.weight",
+                        f"reader.qa_outputs.{theirs}.bias",
+                    )
                     for name, theirs in {
                         "endpoints": "dense_intermediate",
                         "norm": "layer_normalization",
@@ -217,8 +225,8 @@ def load_realm(folder: Path) -> Realm:
         Imported(config, embedder.params, unplaced),
         reader,
         tensors.get("block_emb"),
-        about.get("reader_beam_size", 5),
-        about.get("reader_seq_len", 320),
+        about["reader_beam_size"],
+        about["reader_seq_len"],
     )
 
 
@@ -307,9 +315,15 @@ def _scope_of_projection(source: Path, tensors: Tensors, prefix: str) -> str:
 
 def _infer_bert(tensors: Tensors, prefix: str, hidden_act: str, heads: int) -> BertConfig:
     root = f"{prefix}bert"
-    vocab, hidden = tensors[f"{prefix}{_WORDS}"].shape
-    layer = re.compile(re.escape(f"{root}/encoder/layer_") + r"(\d+)/intermediate/dense/bias")
-    layers = [(int(match[1]), name) for name in tensors if (match := layer.fullmatch(name))]
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in tensors:
+            raise OrqaError(f"{name} is missing in this checkpoint; import another one.")
+        return tensors[name].shape
+
+    vocab, hidden = shape(f"{prefix}{_WORDS}")
+    layer = re.compile(re.escape(f"{root}/encoder/layer_") + r"\d+/intermediate/dense/bias")
+    layers = [name for name in tensors if layer.fullmatch(name)]
     if not layers:
         raise OrqaError(f"{root} has no layers in this checkpoint.")
     return BertConfig(
@@ -317,9 +331,9 @@ def _infer_bert(tensors: Tensors, prefix: str, hidden_act: str, heads: int) -> B
         hidden_size=hidden,
         num_hidden_layers=len(layers),
         num_attention_heads=heads or max(hidden // 64, 1),
-        intermediate_size=tensors[layers[0][1]].shape[0],
-        max_position_embeddings=tensors[f"{root}/embeddings/position_embeddings"].shape[0],
-        type_vocab_size=tensors[f"{root}/embeddings/token_type_embeddings"].shape[0],
+        intermediate_size=shape(layers[0])[0],
+        max_position_embeddings=shape(f"{root}/embeddings/position_embeddings")[0],
+        type_vocab_size=shape(f"{root}/embeddings/token_type_embeddings")[0],
         hidden_act=hidden_act,
     )
 

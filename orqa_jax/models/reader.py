@@ -1,6 +1,6 @@
 """The span reader: a score for each span of a block, given the question.
 
-Lee et al. 2019 (arXiv:1906.00300), section 4: ``S_read(b, s, q) = MLP([h_start; h_end])`` over
+Lee et al. 2019 (arXiv:1906.00300), section 3: ``S_read(b, s, q) = MLP([h_start; h_end])`` over
 ``BERT_R(q, b)``.
 """
 

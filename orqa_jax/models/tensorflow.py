@@ -7,9 +7,12 @@ half a gigabyte, its last release breaks ScaNN, and the one other reader needs a
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -43,43 +46,66 @@ def read_tensorflow(prefix: str | Path) -> dict[str, np.ndarray]:
     prefix = _prefix(Path(prefix))
     index = prefix.with_name(prefix.name + ".index")
     try:
-        entries = dict(_read_table(index.read_bytes()))
+        shards, entries = _read_index(index.read_bytes())
     except FileNotFoundError:
         raise OrqaError(
             f"{index} does not exist; give the checkpoint without its ending."
         ) from None
-    except (OSError, ValueError, IndexError, struct.error) as error:
+    except (OSError, ValueError, IndexError, TypeError, struct.error) as error:
         raise OrqaError(
             f"{index} is not the index of a TensorFlow checkpoint, or is damaged ({error})."
         ) from error
-    header = read_fields(entries.pop(b"", b""))
-    shards = int(header.get(1, [0])[0])
     files: dict[int, np.ndarray] = {}
+    tensors = {}
+    for name, entry in entries.items():
+        if entry.sliced:
+            raise OrqaError(
+                f"{prefix} holds {name} in slices; save it with an unpartitioned Saver."
+            )
+        if entry.shard not in files:
+            path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05}-of-{shards:05}")
+            if not path.exists():
+                raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.")
+            # An empty file cannot be mapped.
+            whole = path.stat().st_size
+            files[entry.shard] = np.memmap(path, np.uint8, "r") if whole else np.zeros(0, np.uint8)
+        data, size = files[entry.shard], entry.dtype.itemsize * math.prod(entry.shape)
+        if entry.offset + entry.size > len(data) or entry.size != size:
+            raise OrqaError(f"{prefix} is cut short or damaged at {name}; copy it again.")
+        tensors[name] = np.ndarray(entry.shape, entry.dtype, data, entry.offset)
+    return tensors
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where the bytes of a tensor lie, of BundleEntryProto."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    sliced: bool
+
+
+def _read_index(content: bytes) -> tuple[int, dict[str, _Entry]]:
+    """How many data files there are, and the numeric tensors by their names."""
+    entries = dict(_read_table(content))
+    shards = int(read_fields(entries.pop(b"", b"")).get(1, [0])[0])
     tensors = {}
     for name, entry in entries.items():
         fields = read_fields(entry)
         dtype = _DTYPES.get(int(fields.get(1, [0])[0]))
         if dtype is None:
             continue
-        if 7 in fields:
-            raise OrqaError(
-                f"{prefix} holds {name.decode()} in slices; save it with an unpartitioned Saver."
-            )
-        shard, offset, size = (int(fields.get(key, [0])[0]) for key in (3, 4, 5))
-        if shard not in files:
-            path = prefix.with_name(f"{prefix.name}.data-{shard:05}-of-{shards:05}")
-            if not path.exists():
-                raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.")
-            files[shard] = np.memmap(path, np.uint8, mode="r")
         shape = tuple(
             int(read_fields(dimension).get(1, [0])[0])
             for value in fields.get(2, [b""])
             for dimension in read_fields(value).get(2, [])
         )
-        if offset + size > len(files[shard]) or size != dtype.itemsize * int(np.prod(shape)):
-            raise OrqaError(f"{prefix} is cut short or damaged at {name.decode()}; copy it again.")
-        tensors[name.decode()] = np.ndarray(shape, dtype, files[shard], offset)
-    return tensors
+        shard, offset, size = (int(fields.get(key, [0])[0]) for key in (3, 4, 5))
+        tensors[name.decode()] = _Entry(dtype, shape, shard, offset, size, sliced=7 in fields)
+    return shards, tensors
 
 
 def _prefix(path: Path) -> Path:

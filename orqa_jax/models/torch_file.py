@@ -98,7 +98,9 @@ def _rebuild_tensor(
     if min((offset, *shape, *stride)) < 0 or (0 not in shape and last >= len(storage)):
         raise ValueError("a tensor reaches beyond its storage")
     strides = [step * storage.itemsize for step in stride]
-    return np.lib.stride_tricks.as_strided(storage[offset:], shape, strides).copy()
+    tensor = np.lib.stride_tricks.as_strided(storage[offset:], shape, strides)
+    # Most tensors fill their storage in order, and need no second copy of it.
+    return np.asarray(tensor, order="C")
 
 
 def _rebuild_parameter(value: np.ndarray, *unused: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Bert, BertConfig, Params, layer_name
 from orqa_jax.models.torch_file import read_torch
+from orqa_jax.text.jsonl import read_json
 
 TreePath = tuple[str, ...]
 
@@ -47,10 +48,7 @@ def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
         named.
     """
     folder = Path(folder)
-    try:
-        config = BertConfig.from_dict(_read_json(folder / "config.json"))
-    except OrqaError as error:
-        raise OrqaError(f"{folder}: {error}") from None
+    config = read_bert_config(folder / "config.json")
     tensors = _encoder_tensors(folder)
     names = bert_names(config)
     if not any(name.startswith("pooler.") for name in tensors):
@@ -63,6 +61,19 @@ def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
             + "; ".join(defects)
         )
     return config, params
+
+
+def read_bert_config(path: Path) -> BertConfig:
+    """Sizes of a BERT, from its `config.json` alone.
+
+    Raises:
+      OrqaError: there is none, or it describes something else.
+    """
+    values = read_json_object(path)
+    try:
+        return BertConfig.from_dict(values)
+    except OrqaError as error:
+        raise OrqaError(f"{path}: {error}") from None
 
 
 def place_weights(
@@ -150,15 +161,17 @@ def _named(params: Params) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.asarray(value)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise OrqaError(f"{path} does not exist; give the folder of a BERT checkpoint") from None
-    except (ValueError, OSError) as error:
-        raise OrqaError(f"{path} is not readable JSON ({error})") from None
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file of a checkpoint.
+
+    Raises:
+      OrqaError: it is missing, damaged, or holds no object.
+    """
+    if not path.exists():
+        raise OrqaError(f"{path} does not exist; give the folder of a checkpoint that has it.")
+    values = read_json(path)
     if not isinstance(values, dict):
-        raise OrqaError(f"{path} must hold a JSON object")
+        raise OrqaError(f"{path} must hold a JSON object.")
     return values
 
 
@@ -183,7 +196,7 @@ def _encoder_tensors(folder: Path) -> dict[str, np.ndarray]:
     if (folder / _SINGLE_FILE).exists():
         tensors = read_safetensors(folder / _SINGLE_FILE)
     elif (folder / _SHARD_INDEX).exists():
-        shard_of = _read_json(folder / _SHARD_INDEX).get("weight_map")
+        shard_of = read_json_object(folder / _SHARD_INDEX).get("weight_map")
         if not isinstance(shard_of, dict):
             raise OrqaError(f'{folder / _SHARD_INDEX} has no "weight_map" that names the shards')
         tensors = {}
@@ -215,17 +228,17 @@ def _today(name: str) -> str:
     return name
 
 
-def bert_names(config: BertConfig) -> dict[tuple[str, ...], str]:
+def bert_names(config: BertConfig) -> dict[TreePath, str]:
     """Path of each parameter of `Bert` -> name in a `BertModel`."""
     dense = {"kernel": "weight", "bias": "bias"}
     norm = {"scale": "weight", "bias": "bias"}
-    names: dict[tuple[str, ...], str] = {
+    names: dict[TreePath, str] = {
         ("embeddings", "word"): "embeddings.word_embeddings.weight",
         ("embeddings", "position"): "embeddings.position_embeddings.weight",
         ("embeddings", "segment"): "embeddings.token_type_embeddings.weight",
     }
 
-    def add(path: tuple[str, ...], theirs: str, leaves: dict[str, str]) -> None:
+    def add(path: TreePath, theirs: str, leaves: dict[str, str]) -> None:
         names.update({(*path, ours): f"{theirs}.{leaf}" for ours, leaf in leaves.items()})
 
     add(("embeddings", "norm"), "embeddings.LayerNorm", norm)
@@ -242,7 +255,7 @@ def bert_names(config: BertConfig) -> dict[tuple[str, ...], str]:
     return names
 
 
-def bert_shapes(config: BertConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
+def bert_shapes(config: BertConfig) -> dict[TreePath, tuple[int, ...]]:
     """Path of each parameter of `Bert` -> its shape."""
     bert = Bert(config)
     ids_BL = jax.ShapeDtypeStruct((1, 1), np.int32)

@@ -112,6 +112,10 @@ def test_what_is_missing_or_ambiguous_is_named(tmp_path):
     renamed(tmp_path / "lost", lambda name: None if name in (lost, "module/dense/bias") else name)
     with pytest.raises(OrqaError, match=f"{lost} is missing; module/dense/bias is missing"):
         load_tensorflow_retriever(tmp_path / "lost", **SHAPE)
+    lost = "module/module/bert/embeddings/position_embeddings"
+    renamed(tmp_path / "short", lambda name: None if name == lost else name)
+    with pytest.raises(OrqaError, match=f"{lost} is missing"):
+        load_tensorflow_retriever(tmp_path / "short", **SHAPE)
     renamed(tmp_path / "bare", lambda name: None if name == "module/dense/kernel" else name)
     with pytest.raises(OrqaError, match=r"without a projection"):
         load_tensorflow_retriever(tmp_path / "bare", **SHAPE)
@@ -155,7 +159,7 @@ def test_a_released_bert_becomes_an_encoder_folder(tmp_path):
         params["layer_1"]["intermediate"]["kernel"],
         random_weights(tiny_config())["encoder.layer.1.intermediate.dense.weight"].T,
     )
-    with pytest.raises(OrqaError, match=r"bert_config.json cannot be read"):
+    with pytest.raises(OrqaError, match=r"bert_config.json does not exist"):
         load_tensorflow_bert(tmp_path)
 
 
@@ -177,7 +181,10 @@ def test_an_embedder_and_a_scorer_of_realm(tmp_path):
 
 
 def test_realm_folders_of_something_else(tmp_path):
-    with pytest.raises(OrqaError, match=r"config.json cannot be read"):
+    with pytest.raises(OrqaError, match=r"config.json does not exist"):
+        load_realm(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(OrqaError, match=r"config.json must hold a JSON object"):
         load_realm(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(OrqaError, match="describes a 'bert', not a 'realm'"):

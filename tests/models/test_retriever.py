@@ -14,6 +14,7 @@ from orqa_jax.models.retriever import (
     RetrieverConfig,
     init_dual_encoder,
     mean_pool,
+    question_tower,
     tower_names,
 )
 from orqa_jax.models.weights import load_bert
@@ -126,6 +127,7 @@ def test_fresh_towers_are_equal_orthogonal_and_can_be_donated(loaded, shared_tow
     config = RetrieverConfig(loaded[0], projection_size=8, shared_towers=shared_towers)
     params = init_dual_encoder(config, jax.random.key(0), loaded[1])
     assert tuple(params) == tower_names(config)
+    assert question_tower(params) == tower_names(config)[0]
     for tower in params.values():
         kernel = np.asarray(tower["projection"]["kernel"])
         np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)

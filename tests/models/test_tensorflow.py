@@ -60,6 +60,9 @@ def test_damage_is_named(tmp_path):
     data.write_bytes(content[:-8])
     with pytest.raises(OrqaError, match="is cut short or damaged at "):
         read_tensorflow(prefix)
+    data.write_bytes(b"")
+    with pytest.raises(OrqaError, match="is cut short or damaged at "):
+        read_tensorflow(prefix)
     data.unlink()
     with pytest.raises(OrqaError, match=r"data-00000-of-00001 does not exist; copy all files"):
         read_tensorflow(prefix)
@@ -73,6 +76,13 @@ def test_damage_is_named(tmp_path):
     write_bundle(tmp_path / "other", {})
     with pytest.raises(OrqaError, match=r"holds 2 .*checkpoints"):
         read_tensorflow(tmp_path)
+
+
+@pytest.mark.parametrize("entry", [b"\x0a\x05ab", message(1, b"x"), number(1, 1) + number(2, 3)])
+def test_a_damaged_entry_is_noticed(tmp_path, entry):
+    prefix = write_bundle(tmp_path / "m", {"x": np.ones(4, "f")}, extra=[(b"y", entry)])
+    with pytest.raises(OrqaError, match=r"m.index is not the index .* or is damaged"):
+        read_tensorflow(prefix)
 
 
 def test_a_wrong_size_is_noticed(tmp_path):

@@ -176,9 +176,12 @@ def test_folders_without_weights(tmp_path, folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"vocab_size": ', r"config\.json is not readable JSON"),
+        ('{"vocab_size": ', r"config\.json is not JSON in UTF-8"),
         ("[]", r"config\.json must hold a JSON object"),
-        (json.dumps(CONFIG | {"hidden_act": "relu"}), "bert: BERT config: hidden_act is 'relu'"),
+        (
+            json.dumps(CONFIG | {"hidden_act": "relu"}),
+            "bert/config.json: BERT config: hidden_act is 'relu'",
+        ),
     ],
 )
 def test_bad_configs(folder, text, message):

@@ -7,8 +7,8 @@ CLS, SEP, PAD = 10, 11, 0
 
 def pair(first, second, length, cls=CLS, sep=SEP, pad=PAD, token_map=None):
     """``[CLS] first [SEP] second [SEP]``: ids, mask, segments, mask of the second part, its map."""
-    ids, segments, inside, mapped = [cls, *first, sep], [0] * (len(first) + 2), [], []
-    inside, mapped = [0] * len(ids), [-1] * len(ids)
+    ids = [cls, *first, sep]
+    segments, inside, mapped = [0] * len(ids), [0] * len(ids), [-1] * len(ids)
     for place, token in enumerate(second):
         if len(ids) == length - 1:
             break

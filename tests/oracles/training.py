@@ -1,6 +1,6 @@
 """ORQA's training in numpy, float64, forward and backward, written from the equations.
 
-Lee et al. 2019, sections 4 to 6, and what the 2019 release adds: BERT's tanh pooler, LayerNorm on
+Lee et al. 2019, sections 3 to 6, and what the 2019 release adds: BERT's tanh pooler, LayerNorm on
 the projection, additive masks of -10,000, BERT's own Adam. A function returns its value, and a
 function of the loss's derivative by that value; `Model.grads` adds up those by the parameters.
 """
@@ -158,7 +158,7 @@ def softmax(x):
 
 
 def in_batch_loss(questions, blocks):
-    """Mean cross entropy of the own block; derivatives by questions and blocks (section 5)."""
+    """Mean cross entropy of the own block; derivatives by questions and blocks (section 4)."""
     scores = questions @ blocks.T
     prior = softmax(scores)
     loss = -np.log(np.diagonal(prior)).mean()
@@ -190,11 +190,10 @@ class BertAdam:
             return self.peak * step / self.warmup
         return self.peak * (1.0 - step / self.steps)
 
-    def update(self, trained=None):
+    def update(self):
         grads, params = self.model.grads, self.model.params
-        names = [name for name in params if trained is None or trained(name)]
-        length = np.sqrt(sum((grads[name] ** 2).sum() for name in names))
-        for name in names:
+        length = np.sqrt(sum((gradient**2).sum() for gradient in grads.values()))
+        for name in params:
             gradient = grads[name] / max(length, 1.0)
             self.first[name] = 0.9 * self.first[name] + 0.1 * gradient
             self.second[name] = 0.999 * self.second[name] + 0.001 * gradient**2
@@ -217,7 +216,7 @@ def ict_step(model, optimizer, batch):
     return loss
 
 
-def orqa_step(model, optimizer, batch, trained):
+def orqa_step(model, optimizer, batch):
     """One step of fine-tuning over questions with a beam each; returns the mean loss."""
     questions, questions_back = model.tower("retriever/encoder", *batch["question"])
     dquestions = np.zeros_like(questions)
@@ -238,5 +237,5 @@ def orqa_step(model, optimizer, batch, trained):
         reader_back(dcandidates / size)
         total += (early + reading) / size
     questions_back(dquestions)
-    optimizer.update(trained)
+    optimizer.update()
     return total
