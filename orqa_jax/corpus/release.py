@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from orqa_jax.corpus.build import check_out, partial_folder, StoreWriter
+from orqa_jax.corpus.build import StoreWriter, check_out, partial_folder
 from orqa_jax.corpus.store import MANIFEST_NAME, SCHEMA, SCHEMA_VERSION, TOKENIZER_NAME, BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.protobuf import read_fields, unpack_varints
