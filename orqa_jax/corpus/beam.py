@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from orqa_jax.corpus.build import check_out, StoreWriter, chunk_pages, pack_pages
+from orqa_jax.corpus.build import StoreWriter, check_out, chunk_pages, pack_pages
 from orqa_jax.corpus.pack import check_limit
 from orqa_jax.corpus.postings import shard_postings
 from orqa_jax.corpus.readers import KINDS, Page, SourceFile, find_files, kind_of_name, read_file

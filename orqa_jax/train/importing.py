@@ -38,13 +38,19 @@ _CHUNK_BLOCKS = 65_536
 logger = logging.getLogger(__name__)
 
 
-def import_bert(source: Path, out: Path, *, lowercase: bool) -> None:
+def import_bert(source: Path, out: Path, *, lowercase: bool, hidden_act: str | None = None) -> None:
     """Turns a released BERT (`bert_model.ckpt`) into an encoder folder as of Hugging Face.
+
+    Args:
+      source: folder of the release.
+      out: folder to write.
+      lowercase: whether its vocabulary is uncased.
+      hidden_act: see `load_tensorflow_bert`.
 
     Raises:
       OrqaError: see `load_tensorflow_bert`; its vocab.txt is missing, or of another size.
     """
-    found = load_tensorflow_bert(source)
+    found = load_tensorflow_bert(source, hidden_act=hidden_act)
     if not (source / "vocab.txt").exists():
         raise OrqaError(f"{source / 'vocab.txt'} does not exist; copy it from the release.")
     partial = _empty(out.with_name(out.name + ".partial"))
