@@ -75,9 +75,9 @@ def test_a_block_outside_the_corpus_is_named() -> None:
 def judgement(**changes) -> Judgement:
     given = {
         "id": "q", "question": "Who?", "answers": ("a",), "answer": "a", "exact_match": True,
-        "modern_match": False, "f1": 1.0, "rank_token": 4, "rank_substring": None, "rank_gold": 5, "retrieved": 9,
-        "oracle_exact": True, "oracle_f1": 0.75, "outcome": "right", "confidence": None,
-        "kinds": {},
+        "modern_match": False, "f1": 1.0, "rank_token": 4, "rank_substring": None,
+        "rank_gold": 5, "retrieved": 9, "oracle_exact": True, "oracle_f1": 0.75,
+        "outcome": "right", "confidence": None, "kinds": {},
     }  # fmt: skip
     return Judgement(**{**given, **changes})
 

@@ -11,6 +11,7 @@ import pytest
 from oracles import bert as oracle
 from safetensors.numpy import load_file
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import BertConfig
 from orqa_jax.models.export import export_tower
 from orqa_jax.models.retriever import DualEncoder, RetrieverConfig, init_dual_encoder
@@ -61,9 +62,9 @@ def test_exported_towers_are_the_same_function(tmp_path, pooling, layer_norm, ep
         lambda leaf: np.asarray(leaf) + 0.2 * rng.normal(size=leaf.shape).astype(np.float32),
         init_dual_encoder(config, jax.random.key(0)),
     )
-    export_tower(
-        tmp_path / "encoder", config, params["encoder"], WordPiece.from_vocab(VOCABULARY), 20
-    )
+    tokenizer = WordPiece.from_vocab(VOCABULARY)
+    for _ in range(2):  # the second takes the place of the first
+        export_tower(tmp_path / "encoder", config, params["encoder"], tokenizer, 20)
     mask = np.arange(9) < np.array([[9], [6], [3]])
     token_ids = np.where(mask, rng.integers(5, len(VOCABULARY), (3, 9)), 0)
     segment_ids = ((np.arange(9) > 4) & mask).astype(np.int32)
@@ -72,3 +73,13 @@ def test_exported_towers_are_the_same_function(tmp_path, pooling, layer_norm, ep
     found = as_sentence_transformers(tmp_path / "encoder", *batch)
     assert np.abs(found).max() > 0.5
     np.testing.assert_allclose(expected, found, atol=1e-5)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    config = RetrieverConfig(BertConfig(len(VOCABULARY), 16, 1, 2, 8), 4)
+    params = init_dual_encoder(config, jax.random.key(0))["block_encoder"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(OrqaError, match="mine holds other files; choose another folder"):
+        export_tower(tmp_path / "mine", config, params, WordPiece.from_vocab(VOCABULARY), 20)
+    assert (tmp_path / "mine" / "thesis.tex").exists()

@@ -94,6 +94,8 @@ def test_what_does_not_belong_together_is_refused(imported, tmp_path: Path, caps
     assert main([*arguments, "--encoder", str(encoder), "--heads", "2"]) == 2
     assert "has 30 entries, but the weights have embeddings of 31" in capsys.readouterr().err
     assert not (run / "ict" / "model").exists()
+    assert main(["import", "bert", str(GOLDEN / "bert"), str(encoder)]) == 2
+    assert "is not an empty folder; choose another" in capsys.readouterr().err
     released, again = tmp_path / "bert", tmp_path / "again"
     shutil.copytree(GOLDEN / "bert", released)
     shutil.copyfile(encoder / "vocab.txt", released / "vocab.txt")
