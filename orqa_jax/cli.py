@@ -522,7 +522,7 @@ def _mine(options: argparse.Namespace) -> None:
     else:
         examples = load_examples(options.train)
     pairs = mine_pairs(store, index, examples, paragraphs, negatives=options.negatives)
-    save_pairs(options.out, pairs)
+    save_pairs(options.out, pairs, store.fingerprint)
 
 
 def _read(arguments: Sequence[str]) -> None:
