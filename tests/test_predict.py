@@ -266,7 +266,7 @@ def test_without_the_corpus_there_is_no_recall(predictions, tmp_path, caplog):
     moved = tmp_path / "p.jsonl"
     shutil.copy(predictions, moved)
     found = evaluate_file(moved, world().questions).intervals
-    assert set(found) == {"exact_match", "f1"}
+    assert set(found) == {"exact_match", "modern_match", "f1"}
     assert "--corpus" in caplog.text
     found = evaluate_file(moved, world().questions, corpus=trained_run() / "corpus").intervals
     assert "recall@5" in found
