@@ -53,6 +53,9 @@ _TRAINED_EVIDENCE = {"trained_bm25": "bm25", "trained_hybrid": "hybrid"}
 # Tried for the BM25 score, whose scale is some twenty times that of the reader's.
 BM25_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
+# What `orqa fit` found to answer best, in a run folder.
+CHOICE_NAME = "fit.json"
+
 logger = logging.getLogger(__name__)
 
 
@@ -354,6 +357,12 @@ class Answerer:
             if len(chosen) == count:
                 break
         return tuple(chosen)
+
+
+def chosen_system(run: Path) -> str:
+    """The system that `orqa fit` found best for this run; "orqa" for runs it did not make."""
+    path = run / CHOICE_NAME
+    return str(json.loads(path.read_text(encoding="utf-8"))["system"]) if path.exists() else "orqa"
 
 
 def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:
