@@ -211,7 +211,7 @@ def fit(config: FitConfig) -> str:
         spent = time.monotonic() - started
         plan = make_plan(config, sizes, blocks=len(store), spent=spent, **known)
         write_json(out / PLAN_NAME, {"for": made_for, "plan": dataclasses.asdict(plan)})
-    train, held_out = _split(out, pairs, plan, store, config.seed)
+    train, held_out = save_pairs(out, pairs, plan, store, config.seed)
     if pairs:
         found = answer_statistics(store, [e.answers for e in pairs if e.match == "string"])
         logger.info("\nWhat this corpus can answer at best:\n%s", format_statistics(found))
@@ -493,9 +493,10 @@ def split_pairs(
     return list(flat(shuffled[cut:])), list(flat(shuffled[:cut]))
 
 
-def _split(
+def save_pairs(
     out: Path, pairs: Sequence[Example], plan: Plan, store: BlockStore, seed: int
 ) -> tuple[Path, Path]:
+    """Writes the pairs to train on and those held out; without any, pairs made from the blocks."""
     train, held_out = out / "train.jsonl", out / "held_out.jsonl"
     if not (train.exists() and held_out.exists()):
         if not pairs:

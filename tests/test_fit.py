@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_world import orqa, questions, world
+from tiny_world import documents, orqa, questions, world
 
 from orqa_jax import fit
 from orqa_jax.cli import main
-from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.evaluate import Evaluation, bootstrap_interval
 from orqa_jax.fit import SIZES, FitConfig, choose, foretell_blocks, make_plan, split_pairs
@@ -176,15 +175,18 @@ def test_a_finished_fit_says_so_and_another_is_refused(fitted, capsys, caplog):
     assert "was begun with seed 0, now it is 1; give another --out" in capsys.readouterr().err
 
 
-def test_without_questions_pairs_come_from_the_documents(tmp_path, monkeypatch):
-    pairs = [Example(str(i), f"Which year of {i}?", (str(1200 + 13 * i),)) for i in range(40)]
-    # The rules for prose find little in this world of few words.
-    monkeypatch.setattr(fit, "cloze_examples", lambda store, count, seed: pairs[:count])
-    config = FitConfig(str(world().documents), str(tmp_path), encoder=str(world().encoder))
-    assert fit.fit(dataclasses.replace(config, hours=0.02)) in fit.SYSTEMS
-    assert len(BlockStore(tmp_path / "corpus")) > 60
-    held_out = load_examples(tmp_path / "held_out.jsonl")
-    assert {example.id for example in held_out} < {str(i) for i in range(40)}
+def test_without_questions_pairs_come_from_the_documents(tmp_path):
+    planned = dataclasses.replace(plan(0.1, blocks=72, pairs=0), train=9, held_out=3)
+    paths = fit.save_pairs(tmp_path, [], planned, world().store, seed=0)
+    train, held_out = (load_examples(path) for path in paths)
+    assert train
+    assert 1 <= len(held_out) <= 4
+    texts = [document["text"] for document in documents()]
+    for example in train + held_out:
+        assert any(example.answers[0] in text for text in texts)
+    written = [path.read_bytes() for path in paths]
+    assert fit.save_pairs(tmp_path, [], planned, world().store, seed=1) == paths
+    assert [path.read_bytes() for path in paths] == written
 
 
 def test_too_few_pairs(tmp_path):
