@@ -135,6 +135,21 @@ def _add_corpus_commands(command: _Command) -> None:
 
 def _add_training_commands(command: _Command) -> None:
     """Everything that learns, and what it needs."""
+    fit = command("fit", _fit, "documents and question-answer pairs in, a system that answers out")
+    fit.add_argument("documents", metavar="DOCUMENTS", help="file or folder, as for `orqa corpus`")
+    fit.add_argument(
+        "questions",
+        nargs="?",
+        default="",
+        metavar="QUESTIONS",
+        help="question-answer pairs: .jsonl, .csv, .tsv or SQuAD's .json (without: pairs made from "
+        "the documents)",
+    )
+    fit.add_argument("--out", required=True, help="folder of the run")
+    fit.add_argument("--encoder", default="", help="folder of the BERT to start from")
+    fit.add_argument("--hours", type=float, default=0.25, help="time to plan for (0.25)")
+    fit.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     mine = command("mine", _mine, "find positive blocks and hard negatives for `orqa ict --pairs`")
@@ -363,9 +378,9 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
             *("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid"),
             "drqa",
         ),
-        default="orqa",
-        help="fine-tuned (default); as it was before fine-tuning; BM25 with the reader; both "
-        "retrievers fused; fine-tuned with BM25 as or among the evidence; or DrQA",
+        help="fine-tuned (default, unless `orqa fit` chose another); as it was before fine-tuning; "
+        "BM25 with the reader; both retrievers fused; fine-tuned with BM25 as or among the "
+        "evidence; or DrQA",
     )
 
 
@@ -437,6 +452,15 @@ def _cloze(options: argparse.Namespace) -> None:
     examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
     save_examples(options.out, examples)
     print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
+def _fit(options: argparse.Namespace) -> None:
+    _start_jax()
+    from orqa_jax.fit import FitConfig, fit
+
+    names = [field.name for field in dataclasses.fields(FitConfig)]
+    fit(FitConfig(**{name: getattr(options, name) for name in names}))
+    print(f"Ask it:   orqa ask --run {options.out} 'Who ...?'")
 
 
 def _ict(arguments: Sequence[str]) -> None:
@@ -569,7 +593,10 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
 
 def _ask(options: argparse.Namespace) -> None:
     _start_jax()
-    answerer = _load_system(options.run, options.system, options.search)
+    from orqa_jax.predict import chosen_system
+
+    system = options.system or chosen_system(options.run)
+    answerer = _load_system(options.run, system, options.search)
     color = sys.stdout.isatty()
     questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
@@ -581,12 +608,13 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import check_predictions_path, predict_file
+    from orqa_jax.predict import check_predictions_path, chosen_system, predict_file
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = _load_system(options.run, options.system, options.search, options.closed)
-    about = {"run": str(options.run.resolve()), "system": options.system}
+    system = options.system or chosen_system(options.run)
+    answerer = _load_system(options.run, system, options.search, options.closed)
+    about = {"run": str(options.run.resolve()), "system": system}
     predict_file(answerer, options.questions, options.out, about=about)
 
 

@@ -58,6 +58,9 @@ WEIGHTS = {
 }
 _UNTUNED = {"bm25": 1.0, "hybrid": 3000.0}
 
+# What `orqa fit` found to answer best, in a run folder.
+CHOICE_NAME = "fit.json"
+
 logger = logging.getLogger(__name__)
 
 
@@ -359,6 +362,12 @@ class Answerer:
             if len(chosen) == count:
                 break
         return tuple(chosen)
+
+
+def chosen_system(run: Path) -> str:
+    """The system that `orqa fit` found best for this run; "orqa" for runs it did not make."""
+    path = run / CHOICE_NAME
+    return str(json.loads(path.read_text(encoding="utf-8"))["system"]) if path.exists() else "orqa"
 
 
 def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:

@@ -20,7 +20,7 @@ FLOORS = {
     **dict.fromkeys(["index"], 4),
     **dict.fromkeys(["train", "report"], 5),
     **dict.fromkeys(["predict"], 6),
-    **dict.fromkeys(["baselines"], 7),
+    **dict.fromkeys(["baselines", "fit"], 7),
     **dict.fromkeys(["cli", "serve"], 8),
 }
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "torch", "tensorflow"}
