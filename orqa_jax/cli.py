@@ -745,12 +745,9 @@ def format_answer(answer: "Answer", *, color: bool) -> str:
 
 
 def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
-    from orqa_jax.text.sentences import split_sentences
-
     text = candidate.block_text
     start, end = candidate.start - candidate.block_start, candidate.end - candidate.block_start
-    touched = [span for span in split_sentences(text) if span[0] < end and span[1] > start]
-    first, last = touched[0][0], touched[-1][1]
+    first, last = candidate.sentence
     marked = text[first:start] + _bold(text[start:end], color, "**") + text[end:last]
     return re.sub(r"\s+", " ", marked)
 
