@@ -230,7 +230,14 @@ def _add_evaluation_commands(command: _Command) -> None:
     evaluate.add_argument(
         "--wrong-cost",
         type=float,
-        help="with --dev: what a wrong answer costs, if a right one earns 1 and none nothing (1)",
+        help="with --dev or --calibrate: what a wrong answer costs, if a right one earns 1 and "
+        "none nothing (1)",
+    )
+    evaluate.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="RUN",
+        help="learn from these predictions when the run's answers are right, for `orqa serve`",
     )
 
     compare = command(
@@ -646,13 +653,14 @@ def _export(options: argparse.Namespace) -> None:
 def _eval(options: argparse.Namespace) -> None:
     from orqa_jax.eval.evaluate import format_table
     from orqa_jax.eval.judge import write_details
-    from orqa_jax.report.files import evaluate_file, judge_file
+    from orqa_jax.report.files import evaluate_file, judge_file, save_calibration
     from orqa_jax.report.tables import system_tables
 
     predictions, references, corpus = options.predictions, options.references, options.corpus
-    if options.wrong_cost is not None and not options.dev:
-        raise OrqaError("--wrong-cost chooses when to abstain, which needs --dev.")
-    if not (options.details or options.train or options.dev or options.beam):
+    if options.wrong_cost is not None and not (options.dev or options.calibrate):
+        raise OrqaError("--wrong-cost chooses when to abstain, which needs --dev or --calibrate.")
+    more = (options.details, options.train, options.dev, options.beam, options.calibrate)
+    if not any(more):
         found = evaluate_file(predictions, references, corpus=corpus).intervals
         if options.json:
             print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
@@ -666,6 +674,8 @@ def _eval(options: argparse.Namespace) -> None:
     if options.details:
         write_details(options.details, judged)
     cost = 1.0 if options.wrong_cost is None else options.wrong_cost
+    if options.calibrate:
+        save_calibration(options.calibrate, predictions, judged, wrong_cost=cost)
     tables = system_tables(predictions.stem, judged, dev, wrong_cost=cost)
     if options.json:
         print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
