@@ -197,6 +197,48 @@ def _add_answering_commands(command: _Command) -> None:
         "--closed", type=Path, help="text file of the only answers to accept, one a line (DrQA)"
     )
 
+    serve = command("serve", _serve, "answer questions over HTTP, with a page to ask on")
+    serve.add_argument("run", metavar="RUN", help="run folder, or a link to one")
+    _add_system(serve)
+    _add_search(serve)
+    serve.add_argument("--host", help="address to listen on (127.0.0.1: this machine alone)")
+    serve.add_argument("--port", type=int, help="0 for any that is free (8080)")
+    serve.add_argument("--max-batch", type=int, help="questions answered together (32)")
+    serve.add_argument(
+        "--max-wait-ms", type=float, help="how long the first of a batch waits for others (5)"
+    )
+    serve.add_argument(
+        "--max-queue", type=int, help="questions that may wait; more are refused (128)"
+    )
+    serve.add_argument("--max-questions", type=int, help="questions of one request (64)")
+    serve.add_argument("--max-characters", type=int, help="characters of one question (1000)")
+    serve.add_argument(
+        "--rate", type=float, help="questions a second of one client, in the long run (any)"
+    )
+    serve.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names that it is reached by (localhost alone where it listens there, else any)",
+    )
+    serve.add_argument(
+        "--cors-origins", nargs="+", metavar="ORIGIN", help="pages elsewhere that may ask (none)"
+    )
+    serve.add_argument(
+        "--trust-proxy",
+        nargs="+",
+        metavar="ADDRESS",
+        help="proxies whose X-Forwarded-For tells who asks (none)",
+    )
+    serve.add_argument(
+        "--log-questions", action="store_true", help="write the questions to the log"
+    )
+    serve.add_argument(
+        "--watch-seconds",
+        type=float,
+        help="how often to look for a newer model in the folder; 0: only on SIGHUP (5)",
+    )
+
 
 def _add_evaluation_commands(command: _Command) -> None:
     """Answers to numbers."""
@@ -576,6 +618,24 @@ def _predict(options: argparse.Namespace) -> None:
     answerer = _load_system(options.run, options.system, options.search, options.closed)
     about = {"run": str(options.run.resolve()), "system": options.system}
     predict_file(answerer, options.questions, options.out, about=about)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    _start_jax()
+    try:
+        from orqa_jax.serve.config import ServeConfig
+        from orqa_jax.serve.server import serve
+    except ModuleNotFoundError as error:
+        raise OrqaError(
+            f"`orqa serve` needs {error.name}; install the extra: pip install 'orqa_jax[serve]'."
+        ) from error
+
+    given: dict[str, Any] = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in dataclasses.fields(ServeConfig)
+        if (value := getattr(options, field.name)) is not None
+    }
+    serve(ServeConfig(**given))
 
 
 def _drqa_index(options: argparse.Namespace) -> None:
