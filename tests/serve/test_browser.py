@@ -142,11 +142,21 @@ def test_answers_of_documents_are_text_and_nothing_else(browser, server):
     start = text.index("Anka 🏰")
     sentence = text.index("Anka"), text.index(" It rained")
     candidate = {
-        "answer": "Anka 🏰", "block": 3, "title": "<b>Keep</b>",
-        "document_id": "javascript:alert(1)", "start": 100 + start, "end": 100 + start + 6, "block_start": 100, "block_text": text,
-        "sentence_start": 100 + sentence[0], "sentence_end": 100 + sentence[1],
-        "score": -1.0, "retrieval_score": 0.0, "reader_score": -1.0, "probability": None,
-    }  # fmt: skip
+        "answer": "Anka 🏰",
+        "block": 3,
+        "title": "<b>Keep</b>",
+        "document_id": "javascript:alert(1)",
+        "start": 100 + start,
+        "end": 100 + start + 6,
+        "block_start": 100,
+        "block_text": text,
+        "sentence_start": 100 + sentence[0],
+        "sentence_end": 100 + sentence[1],
+        "score": -1.0,
+        "retrieval_score": 0.0,
+        "reader_score": -1.0,
+        "probability": None,
+    }
     answer = {
         "question": "Who?", "answer": "Anka 🏰", "probability": 0.043, "abstain": True,
         "candidates": [candidate, candidate | {"score": -3.0}], "weights_fingerprint": "f",

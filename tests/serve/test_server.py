@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server_process import CODE, serving, wait_until
 from tiny_world import documents, trained_run, world
 
@@ -206,6 +208,43 @@ def test_what_is_refused_says_why(server, path, body, status, code):
     assert reply.json["error"]["code"] == code
     assert reply.json["error"]["message"].endswith(".")
     assert server.post("/v1/answer", {"question": "Who?"}).status == 200
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(), max_size=210))
+def test_any_text_is_answered_or_refused(server, question):
+    reply = server.post("/v1/answer", {"question": question})
+    try:
+        question.encode()
+        fits = bool(question.strip()) and len(question) <= 200
+    except UnicodeEncodeError:
+        fits = False
+    assert reply.status == (200 if fits else 400), reply.body
+    if fits:
+        best = reply.json["candidates"][0]
+        at = slice(best["start"] - best["block_start"], best["end"] - best["block_start"])
+        assert reply.json["question"] == question
+        assert best["block_text"][at] == reply.json["answer"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["question", "questions", "candidates", "k", ""])
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(["answer", "answers", "retrieve"]), JSON | st.dictionaries(KEYS, JSON))
+def test_any_json_is_answered_or_refused(server, path, value):
+    assert server.post(f"/v1/{path}", value).status in (200, 400)
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=50))
+def test_any_bytes_are_refused(server, body):
+    assert server.post("/v1/answer", body).status == 400
 
 
 def test_a_body_that_does_not_say_its_length_is_measured(server):
