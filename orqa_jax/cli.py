@@ -135,6 +135,21 @@ def _add_corpus_commands(command: _Command) -> None:
 
 def _add_training_commands(command: _Command) -> None:
     """Everything that learns, and what it needs."""
+    fit = command("fit", _fit, "documents and question-answer pairs in, a system that answers out")
+    fit.add_argument("documents", metavar="DOCUMENTS", help="file or folder, as for `orqa corpus`")
+    fit.add_argument(
+        "questions",
+        nargs="?",
+        default="",
+        metavar="QUESTIONS",
+        help="question-answer pairs: .jsonl, .csv, .tsv or SQuAD's .json (without: pairs made from "
+        "the documents)",
+    )
+    fit.add_argument("--out", required=True, help="folder of the run")
+    fit.add_argument("--encoder", default="", help="folder of the BERT to start from")
+    fit.add_argument("--hours", type=float, default=0.25, help="time to plan for (0.25)")
+    fit.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
+
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
     mine = command("mine", _mine, "find positive blocks and hard negatives for `orqa ict --pairs`")
@@ -344,19 +359,38 @@ def _add_baseline_commands(command: _Command) -> None:
 def _add_exchange_commands(command: _Command) -> None:
     """From and to the formats and places of others."""
     imported = command("import", _import, "take in BERT, ORQA and REALM as they were released")
-    kinds = ("bert", "corpus", "retriever", "answerer", "realm")
-    imported.add_argument("kind", choices=kinds, help="see docs/fidelity.md")
-    imported.add_argument("source", type=Path, help="folder or checkpoint of the release")
-    imported.add_argument("out", type=Path, help="folder of the encoder (bert), else of the run")
-    imported.add_argument("--encoder", type=Path, help="BERT with the vocabulary of the release")
-    imported.add_argument("--cased", action="store_true", help="the BERT's vocabulary is cased")
-    imported.add_argument(
-        "--hidden-act",
-        choices=("gelu_new", "gelu"),
-        default="gelu_new",
-        help="GELU of a TensorFlow retriever or answerer: by tanh (default) or exact",
+    kinds = imported.add_subparsers(dest="kind", required=True, metavar="KIND")
+
+    def kind(name: str, text: str, out: str) -> argparse.ArgumentParser:
+        added = kinds.add_parser(name, help=text, description=f"{text}; see docs/fidelity.md.")
+        added.add_argument("source", type=Path, help="folder or checkpoint of the release")
+        added.add_argument("out", type=Path, help=out)
+        added.add_argument("--debug", action="store_true", help="show an error's traceback")
+        return added
+
+    gelus = ("gelu_new", "gelu")
+    bert = kind("bert", "BERT's TensorFlow checkpoint, config and vocabulary", "encoder folder")
+    bert.add_argument("--cased", action="store_true", help="its vocabulary is cased")
+    bert.add_argument(
+        "--hidden-act", choices=gelus, help="GELU by tanh, or exact (default: as its config says)"
     )
-    imported.add_argument("--heads", type=int, default=0, help="attention heads (hidden size / 64)")
+    for name, text in (
+        ("corpus", "blocks.tfr, titles.tfr and examples.tfr"),
+        ("retriever", "ICT module of ORQA, or embedder of REALM"),
+        ("answerer", "fine-tuned checkpoint of ORQA"),
+        ("realm", "REALM in the form of Hugging Face"),
+    ):
+        added = kind(name, text, "run folder")
+        added.add_argument(
+            "--encoder", type=Path, required=True, help="the BERT that it was made with"
+        )
+        if name in ("retriever", "answerer"):
+            added.add_argument(
+                "--hidden-act", choices=gelus, default="gelu_new", help="GELU by tanh, or exact"
+            )
+            added.add_argument(
+                "--heads", type=int, default=0, help="attention heads (hidden size / 64)"
+            )
 
     export = command("export", _export, "write encoders or predictions in the formats of others")
     export.add_argument("what", choices=("encoders", "predictions"))
@@ -393,9 +427,9 @@ def _add_system(parser: argparse.ArgumentParser) -> None:
             *("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid"),
             "drqa",
         ),
-        default="orqa",
-        help="fine-tuned (default); as it was before fine-tuning; BM25 with the reader; both "
-        "retrievers fused; fine-tuned with BM25 as or among the evidence; or DrQA",
+        help="fine-tuned (default, unless `orqa fit` chose another); as it was before fine-tuning; "
+        "BM25 with the reader; both retrievers fused; fine-tuned with BM25 as or among the "
+        "evidence; or DrQA",
     )
 
 
@@ -467,6 +501,16 @@ def _cloze(options: argparse.Namespace) -> None:
     examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
     save_examples(options.out, examples)
     print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+
+
+def _fit(options: argparse.Namespace) -> None:
+    _start_jax()
+    from orqa_jax.fit import FitConfig, fit
+
+    names = [field.name for field in dataclasses.fields(FitConfig)]
+    fit(FitConfig(**{name: getattr(options, name) for name in names}))
+    print(f"Ask it:   orqa ask --run {options.out} 'Who ...?'")
+    print(f"Serve it: orqa serve {options.out}")
 
 
 def _ict(arguments: Sequence[str]) -> None:
@@ -552,7 +596,7 @@ def _mine(options: argparse.Namespace) -> None:
     else:
         examples = load_examples(options.train)
     pairs = mine_pairs(store, index, examples, paragraphs, negatives=options.negatives)
-    save_pairs(options.out, pairs)
+    save_pairs(options.out, pairs, store.fingerprint)
 
 
 def _read(arguments: Sequence[str]) -> None:
@@ -599,7 +643,10 @@ def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str
 
 def _ask(options: argparse.Namespace) -> None:
     _start_jax()
-    answerer = _load_system(options.run, options.system, options.search)
+    from orqa_jax.predict import chosen_system
+
+    system = options.system or chosen_system(options.run)
+    answerer = _load_system(options.run, system, options.search)
     color = sys.stdout.isatty()
     questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
@@ -611,12 +658,13 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from orqa_jax.predict import check_predictions_path, predict_file
+    from orqa_jax.predict import check_predictions_path, chosen_system, predict_file
 
     check_predictions_path(options.questions, options.out)
     _start_jax()
-    answerer = _load_system(options.run, options.system, options.search, options.closed)
-    about = {"run": str(options.run.resolve()), "system": options.system}
+    system = options.system or chosen_system(options.run)
+    answerer = _load_system(options.run, system, options.search, options.closed)
+    about = {"run": str(options.run.resolve()), "system": system}
     predict_file(answerer, options.questions, options.out, about=about)
 
 
@@ -682,22 +730,21 @@ def _import(options: argparse.Namespace) -> None:
     from orqa_jax.train import importing
 
     _start_jax()
-    if options.kind == "bert":
-        importing.import_bert(options.source, options.out, lowercase=not options.cased)
-        return
-    if options.encoder is None:
-        raise OrqaError(f"Give --encoder, the BERT that this {options.kind} was made with.")
-    places = (options.source, options.out, options.encoder)
-    shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+    source, out = options.source, options.out
     match options.kind:
+        case "bert":
+            lowercase = not options.cased
+            importing.import_bert(source, out, lowercase=lowercase, hidden_act=options.hidden_act)
         case "corpus":
-            importing.import_corpus(*places)
+            importing.import_corpus(source, out, options.encoder)
         case "retriever":
-            importing.import_retriever(*places, **shape)
+            shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+            importing.import_retriever(source, out, options.encoder, **shape)
         case "answerer":
-            importing.import_answerer(*places, **shape)
+            shape = {"hidden_act": options.hidden_act, "heads": options.heads}
+            importing.import_answerer(source, out, options.encoder, **shape)
         case "realm":
-            importing.import_realm(*places)
+            importing.import_realm(source, out, options.encoder)
 
 
 def _export(options: argparse.Namespace) -> None:

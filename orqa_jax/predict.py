@@ -51,8 +51,16 @@ _SECONDS_BETWEEN_LOG_LINES = 10
 _TUNING_QUESTIONS = 200
 ALL_SYSTEMS = ("orqa", "zero_shot", "bm25", "hybrid", "trained_bm25", "trained_hybrid")
 _TRAINED_EVIDENCE = {"trained_bm25": "bm25", "trained_hybrid": "hybrid"}
-# Tried for the BM25 score, whose scale is some twenty times that of the reader's.
-BM25_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# Tried for retrieval scores that the reader was not trained beside: BM25's have some twenty times
+# the reader's scale, and of fused ranks the first and the third differ by a thousandth.
+WEIGHTS = {
+    "bm25": (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+    "hybrid": (0.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0),
+}
+_UNTUNED = {"bm25": 1.0, "hybrid": 3000.0}
+
+# What `orqa fit` found to answer best, in a run folder.
+CHOICE_NAME = "fit.json"
 
 logger = logging.getLogger(__name__)
 
@@ -381,6 +389,12 @@ class Answerer:
         return tuple(chosen)
 
 
+def chosen_system(run: Path) -> str:
+    """The system that `orqa fit` found best for this run; "orqa" for runs it did not make."""
+    path = run / CHOICE_NAME
+    return str(json.loads(path.read_text(encoding="utf-8"))["system"]) if path.exists() else "orqa"
+
+
 def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") -> Answerer:
     """Opens what a run folder holds: ``corpus``, ``ict``, ``index``, ``bm25`` and ``finetune``.
 
@@ -432,7 +446,7 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
     if system not in ("orqa", "zero_shot"):
         bm25 = BM25Index.open(run / "bm25", corpus_fingerprint=store.fingerprint)
     if system == "bm25":
-        retriever, retrieval_weight = bm25, read_bm25_weight(run)
+        retriever, retrieval_weight = bm25, read_weight(run, system)
     elif system == "trained_bm25":
         no_vectors_NP = np.zeros((len(store), 0), np.float32)
         retriever = HybridRetriever(HybridIndex(bm25, None, no_vectors_NP), weight, None)
@@ -451,8 +465,7 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
         )
         if system == "hybrid":
             retriever = FusedRetriever([dense, bm25], count=len(store))
-            # Reciprocal ranks are thousandths, and no scores to weigh against the reader's.
-            retrieval_weight = 0.0
+            retrieval_weight = read_weight(run, system)
         elif system == "trained_hybrid":
             retriever = HybridRetriever(HybridIndex(bm25, index, vectors_NP), weight, dense)
     return Answerer(
@@ -582,8 +595,8 @@ def compare_systems(config: CompareConfig) -> str:
     run, out = Path(config.run), Path(config.out)
     model = describe_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
     weights = model["weights_fingerprint"]
-    if not (run / "finetune" / "bm25_weight.json").exists():
-        tune_bm25_weight(run, load_examples(Path(config.dev))[:_TUNING_QUESTIONS])
+    if not _weight_path(run, "bm25").exists():
+        tune_weight(run, "bm25", load_examples(Path(config.dev))[:_TUNING_QUESTIONS])
     rows = {}
     for system, name in SYSTEMS.items():
         predictions = out / f"{system}.jsonl"
@@ -597,31 +610,38 @@ def compare_systems(config: CompareConfig) -> str:
     return table
 
 
-def tune_bm25_weight(run: Path, examples: Sequence[Example]) -> float:
-    """Chooses and stores the weight of the BM25 score beside the reader's, by exact match on dev.
+def tune_weight(run: Path, system: str, examples: Sequence[Example]) -> float:
+    """Chooses and stores the weight of the retrieval score beside the reader's, by exact match.
 
-    The reader was trained beside the dense scores, so BM25's need a scale of their own.
+    The reader was trained beside the dense scores, so BM25's and those of fused ranks need a scale
+    of their own. ``system`` is "bm25" or "hybrid".
     """
-    answerer = load_answerer(run, system="bm25")
-    matches = np.zeros(len(BM25_WEIGHTS))
+    answerer, weights = load_answerer(run, system=system), WEIGHTS[system]
+    matches = np.zeros(len(weights))
     for start in range(0, len(examples), _BATCH):
         batch = examples[start : start + _BATCH]
         beam = answerer.read([example.question for example in batch], answerer.reader.sizes.read)
-        for place, weight in enumerate(BM25_WEIGHTS):
+        for place, weight in enumerate(weights):
             best = answerer.best_answers(beam, weight)
             matches[place] += sum(
                 exact_match(answer, example.answers)
                 for answer, example in zip(best, batch, strict=True)
             )
-    weight = BM25_WEIGHTS[int(np.argmax(matches))]
-    write_json(run / "finetune" / "bm25_weight.json", {"weight": weight})
+    weight = weights[int(np.argmax(matches))]
+    write_json(_weight_path(run, system), {"weight": weight})
     return weight
 
 
-def read_bm25_weight(run: Path) -> float:
-    """The weight that ``tune_bm25_weight`` stored, or 1."""
-    path = run / "finetune" / "bm25_weight.json"
-    return float(json.loads(path.read_text(encoding="utf-8"))["weight"]) if path.exists() else 1.0
+def read_weight(run: Path, system: str) -> float:
+    """The weight that ``tune_weight`` stored, or one that may fit."""
+    path = _weight_path(run, system)
+    if not path.exists():
+        return _UNTUNED[system]
+    return float(json.loads(path.read_text(encoding="utf-8"))["weight"])
+
+
+def _weight_path(run: Path, system: str) -> Path:
+    return run / "finetune" / f"{system}_weight.json"
 
 
 def _quiet() -> bool:

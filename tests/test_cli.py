@@ -108,7 +108,7 @@ def test_predict_and_eval(capsys, tmp_path):
     status, printed, _ = run_orqa(capsys, "eval", out, few, "--json")
     assert status == 0
     found = json.loads(printed)
-    names = ["exact_match", "f1", "recall@1", "recall@5", "recall@20", "recall@100"]
+    names = ["exact_match", "modern_match", "f1", "recall@1", "recall@5", "recall@20", "recall@100"]
     assert list(found) == names
     assert found["recall@100"]["mean"] == 1.0
     status, printed, _ = run_orqa(capsys, "eval", out, few)

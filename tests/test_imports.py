@@ -20,7 +20,7 @@ FLOORS = {
     **dict.fromkeys(["index"], 4),
     **dict.fromkeys(["train", "report"], 5),
     **dict.fromkeys(["predict"], 6),
-    **dict.fromkeys(["baselines"], 7),
+    **dict.fromkeys(["baselines", "fit"], 7),
     **dict.fromkeys(["serve"], 8),
     **dict.fromkeys(["cli"], 9),
 }

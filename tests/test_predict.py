@@ -17,7 +17,7 @@ from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.predict import (
-    BM25_WEIGHTS,
+    WEIGHTS,
     Answerer,
     CompareConfig,
     Reader,
@@ -26,8 +26,8 @@ from orqa_jax.predict import (
     evaluate_file,
     load_answerer,
     predict_file,
-    read_bm25_weight,
-    tune_bm25_weight,
+    read_weight,
+    tune_weight,
 )
 from orqa_jax.qa.examples import load_examples
 from orqa_jax.text.normalize import normalize_answer
@@ -266,7 +266,7 @@ def test_without_the_corpus_there_is_no_recall(predictions, tmp_path, caplog):
     moved = tmp_path / "p.jsonl"
     shutil.copy(predictions, moved)
     found = evaluate_file(moved, world().questions).intervals
-    assert set(found) == {"exact_match", "f1"}
+    assert set(found) == {"exact_match", "modern_match", "f1"}
     assert "--corpus" in caplog.text
     found = evaluate_file(moved, world().questions, corpus=trained_run() / "corpus").intervals
     assert "recall@5" in found
@@ -287,15 +287,16 @@ def test_a_broken_description_of_predictions_is_named(predictions, tmp_path, con
         evaluate_file(tmp_path / "p.jsonl", world().questions)
 
 
-def test_the_weight_of_bm25_is_the_best_on_dev(run_copy):
+@pytest.mark.parametrize(("system", "untuned"), [("bm25", 1.0), ("hybrid", 3000.0)])
+def test_the_weight_of_retrieval_is_the_best_on_dev(run_copy, system, untuned):
     examples = load_examples(world().questions)[:8]
-    weight = tune_bm25_weight(run_copy, examples)
-    assert read_bm25_weight(run_copy) == weight
-    assert read_bm25_weight(trained_run()) == 1.0
-    answerer = load_answerer(run_copy, system="bm25")
+    weight = tune_weight(run_copy, system, examples)
+    assert read_weight(run_copy, system) == weight
+    assert read_weight(trained_run(), system) == untuned
+    answerer = load_answerer(run_copy, system=system)
     assert answerer.retrieval_weight == weight
     matches = {}
-    for tried in BM25_WEIGHTS:
+    for tried in WEIGHTS[system]:
         answerer.retrieval_weight = tried
         answers = answerer.answer([example.question for example in examples], candidates=1)
         matches[tried] = sum(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_world import FINETUNE_SETTINGS, ICT_SETTINGS, questions, world, write_jsonl
 
-from experiments.configs import sweep_cloze, sweep_ict, sweep_mask_rate
+from experiments.configs import sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate
 from experiments.new_encoder import write_new_bert
 from experiments.sweep import BASELINE, SweepConfig, summarize_sweep, sweep, variants_of
 from orqa_jax.errors import OrqaError
@@ -173,7 +173,7 @@ def test_mistakes_are_found_before_training(tmp_path, changes, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", [sweep_cloze, sweep_ict, sweep_mask_rate])
+@pytest.mark.parametrize("module", [sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate])
 def test_the_sweeps_that_are_there(module):
     made = make_config(SweepConfig, module.get_config().to_dict())
     names = [variant.name for variant in variants_of(made)]

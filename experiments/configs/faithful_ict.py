@@ -1,6 +1,8 @@
 """The Inverse Cloze Task as the 2019 release trains it; docs/fidelity.md says where it differs.
 
-The batch of 4096 is the paper's, on the paper's hardware; --config.batch_size=... for less.
+The batch of 4096 is the paper's, on the paper's hardware; --config.batch_size=... for less. The
+encoder is what `orqa import bert --hidden-act gelu_new` makes of the BERT that the release started
+from.
 """
 
 from ml_collections import ConfigDict

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import csv
 import gzip
 import html
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 KINDS = (
     "JSON lines (.jsonl), DPR passages (.tsv), a MediaWiki dump (.xml), WikiExtractor output "
-    "(wiki_NN), or .txt, .md and .html, each plain, .gz, .bz2 or .xz"
+    "(wiki_NN), or .txt, .md, .html and .pdf, each plain, .gz, .bz2 or .xz"
 )
 
 _COMPRESSIONS = (".gz", ".bz2", ".xz")
@@ -50,8 +51,9 @@ _KIND_OF_SUFFIX = {
     ".markdown": "markdown",
     ".html": "html",
     ".htm": "html",
+    ".pdf": "pdf",
 }
-_PROSE = ("text", "markdown", "html")
+_PROSE = ("text", "markdown", "html", "pdf")
 _WIKI_EXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _DPR_COLUMNS = ("id", "text", "title")
 _DOC_BEGIN = re.compile(r'<doc id="(?P<id>[^"]*)".* title="(?P<title>.*)">\s*$')
@@ -127,8 +129,8 @@ def read_documents(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Docume
 def find_files(sources: Sequence[str | os.PathLike[str]]) -> list[SourceFile]:
     """Lists the files behind `sources`, and recognises their kinds.
 
-    In a folder, prose (.txt, .md, .html) and WikiExtractor's wiki_NN are read at any depth; other
-    files are not, nor are hidden ones.
+    In a folder, prose (.txt, .md, .html, .pdf) and WikiExtractor's wiki_NN are read at any depth;
+    other files are not, nor are hidden ones.
 
     Raises:
         OrqaError: a source is missing, empty, or of no known kind.
@@ -227,7 +229,7 @@ def _find_in_folder(folder: Path) -> list[SourceFile]:
             ignored[path.suffix or path.name] += 1
     if not files:
         raise OrqaError(
-            f"The folder {folder} holds no .txt, .md, .html or wiki_NN files with content; "
+            f"The folder {folder} holds no .txt, .md, .html, .pdf or wiki_NN files with content; "
             "files of other kinds have to be named one by one."
         )
     if ignored:
@@ -257,6 +259,8 @@ def _kind_of_content(path: Path) -> str:
         raise _damaged(path, error) from error
     if head.startswith(b"{"):
         return "json lines"
+    if head.startswith(b"%PDF-"):
+        return "pdf"
     if head.startswith(b"<doc "):
         return "doc tags"
     if b"<mediawiki" in head:
@@ -385,6 +389,48 @@ def _read_prose(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> I
     yield Page(file.name, Path(_plain_name(file.path)).stem, body, markup=file.kind)
 
 
+def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+    """The text layer of all pages, and the title that the file says it has.
+
+    A PDF without text, such as a scan, is skipped: it needs character recognition first.
+    """
+    try:
+        import pypdf
+    except ImportError as error:
+        raise OrqaError(f"{file.path} is a PDF; `pip install pypdf` to read those.") from error
+    try:
+        with _only_errors_of("pypdf"):
+            reader = pypdf.PdfReader(io.BytesIO(stream.read()))
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise OrqaError(f"{file.path} is locked by a password; save it without one.")
+            body = "\n\n".join(page.extract_text() for page in reader.pages)
+            title = (reader.metadata and reader.metadata.title) or ""
+    except OrqaError:
+        raise
+    # pypdf raises what its parsers happen to raise: a damaged file has no end of ways.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise OrqaError(
+            f"{file.path} cannot be read as a PDF ({reason}); open it and save it again."
+        ) from error
+    if not body.strip():
+        skipped["PDF without text"] += 1
+        return
+    yield Page(file.name, title.strip() or Path(file.path.name).stem, body, markup="text")
+
+
+@contextlib.contextmanager
+def _only_errors_of(name: str) -> Iterator[None]:
+    """Keeps a library from telling of every irregularity that it repairs."""
+    library = logging.getLogger(name)
+    before = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(before)
+
+
 def _read_mediawiki(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
     dump = _Dump(file.path)
     while chunk := stream.read(_BUFFER):
@@ -500,4 +546,5 @@ _READERS: dict[str, Callable[[SourceFile, IO[bytes], Counter[str]], Iterator[Pag
     "text": _read_prose,
     "markdown": _read_prose,
     "html": _read_prose,
+    "pdf": _read_pdf,
 }

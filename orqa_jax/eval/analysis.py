@@ -35,7 +35,7 @@ _CLASS_ORDER = {
 
 def metric_names(judged: Sequence[Judgement]) -> list[str]:
     """All metrics that these judgements have, in the order of their tables."""
-    names = ["exact_match", "f1"]
+    names = ["exact_match", "modern_match", "f1"]
     if judged[0].retrieved is None:
         return names
     kinds = ["recall"]

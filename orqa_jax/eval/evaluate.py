@@ -12,11 +12,12 @@ from orqa_jax.eval.bootstrap import Interval, bootstrap_interval
 from orqa_jax.eval.judge import Judgement
 
 RECALL_AT = (1, 5, 20, 100)
+_OF_THE_ANSWER = ("exact_match", "modern_match", "f1")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one system; the keys are "exact_match", "f1", "recall@1" and so on.
+    """Scores of one system; the keys are "exact_match", "modern_match", "f1", "recall@1" and so on.
 
     Attributes:
         per_question: float64 [questions] for each metric, in the order of the references, for
@@ -30,7 +31,7 @@ class Evaluation:
 
 def summarize(judged: Sequence[Judgement]) -> Evaluation:
     """The main metrics of what was judged, with their intervals; recall only where it is known."""
-    names = ["exact_match", "f1"]
+    names = [*_OF_THE_ANSWER]
     if judged[0].retrieved is not None:
         names += [f"recall@{k}" for k in RECALL_AT]
     per_question = {name: metric(judged, name) for name in names}
@@ -41,10 +42,10 @@ def metric(judged: Sequence[Judgement], name: str) -> npt.NDArray[np.float64]:
     """One metric of each question, float64 [questions] from 0 to 1.
 
     Args:
-        name: "exact_match", "f1", "oracle_exact", "oracle_f1"; "recall@k", "substring_recall@k" or
-            "gold_recall@k" for a number k, 1 if one of the first k retrieved blocks (of those there
-            are, if fewer) holds an answer, see `Ranks`; or "mrr", the reciprocal rank of the first
-            block that holds an answer by tokens (0 without one).
+        name: "exact_match", "modern_match", "f1", "oracle_exact", "oracle_f1"; "recall@k",
+            "substring_recall@k" or "gold_recall@k" for a number k, 1 if one of the first k
+            retrieved blocks (of those there are, if fewer) holds an answer, see `Ranks`; or "mrr",
+            the reciprocal rank of the first block that holds an answer by tokens (0 without one).
 
     Raises:
         KeyError: there is no metric of that name.
@@ -53,9 +54,9 @@ def metric(judged: Sequence[Judgement], name: str) -> npt.NDArray[np.float64]:
     kind, _, k = name.partition("@")
     fields = {"recall": "rank_token", "substring_recall": "rank_substring"}
     fields |= {"gold_recall": "rank_gold", "mrr": "rank_token"}
-    fields |= {n: n for n in ("exact_match", "f1", "oracle_exact", "oracle_f1")}
+    fields |= {n: n for n in (*_OF_THE_ANSWER, "oracle_exact", "oracle_f1")}
     found = [getattr(one, fields[kind]) for one in judged]
-    needs_blocks = kind not in ("exact_match", "f1")
+    needs_blocks = kind not in _OF_THE_ANSWER
     if needs_blocks and any(one.retrieved is None for one in judged):
         raise ValueError(f"{name} needs the texts of the blocks")
     if kind == "mrr":

@@ -31,9 +31,10 @@ from typing import Any, Literal, Protocol
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval import questions
 from orqa_jax.eval.evidence import BlockTexts, answer_ranks, best_span, token_line
-from orqa_jax.eval.scores import exact_match, regex_match, token_f1
+from orqa_jax.eval.scores import exact_match, regex_fullmatch, regex_match, token_f1
 from orqa_jax.text.jsonl import read_jsonl
 from orqa_jax.text.match import match_tokens
+from orqa_jax.text.normalize import normalize_answer_modern
 
 OUTCOMES = (
     "right",
@@ -80,6 +81,8 @@ class Judgement:
 
     Attributes:
         exact_match: by `exact_match`, or `regex_match` where the answers are patterns.
+        modern_match: without what is wrong with that: by `normalize_answer_modern`, or
+            `regex_fullmatch` where the answers are patterns.
         f1: token F1; equal to `exact_match` where the answers are patterns.
         rank_token: see `Ranks`; likewise the next two.
         retrieved: how many blocks were retrieved; None where ranks are unknown.
@@ -95,6 +98,7 @@ class Judgement:
     answers: tuple[str, ...]
     answer: str
     exact_match: bool
+    modern_match: bool
     f1: float
     rank_token: int | None
     rank_substring: int | None
@@ -203,7 +207,11 @@ def _judge_one(
     answer_counts: Mapping[str, int] | None,
 ) -> Judgement:
     answer, answers, regex = prediction["answer"], reference.answers, reference.match == "regex"
-    exact = regex_match(answer, answers) if regex else exact_match(answer, answers)
+    if regex:
+        exact, modern = regex_match(answer, answers), regex_fullmatch(answer, answers)
+    else:
+        exact = exact_match(answer, answers)
+        modern = exact_match(answer, answers, normalize_answer_modern)
     found: dict[str, Any] = dict.fromkeys(
         ("rank_token", "rank_substring", "rank_gold", "retrieved", "oracle_exact", "oracle_f1")
     )
@@ -245,6 +253,7 @@ def _judge_one(
         answers=tuple(answers),
         answer=answer,
         exact_match=exact,
+        modern_match=modern,
         f1=float(exact) if regex else token_f1(answer, answers),
         outcome=outcome,
         confidence=confidence_of(prediction),

@@ -1,9 +1,10 @@
 """Approximate maximum inner product search on the host, by ScaNN (Guo et al. 2020).
 
 ScaNN partitions the vectors by k-means and scores quantised residuals of the partitions nearest to
-a question; the best are scored again from whole vectors. How many partitions ("leaves") that takes
-is found when the index is built: the fewest that reach `RECALL` on a sample, measured against exact
-search, for a short and a long beam. The manifest holds what was measured.
+a question; the best are scored again from whole vectors. How many partitions ("leaves") and whole
+vectors that takes is found when the index is built: the cheapest pair that reaches `RECALL` on a
+sample, measured against exact search, for a short and a long beam. The manifest holds what was
+measured.
 
 Vectors are indexed in segments, each a ScaNN searcher, so that building needs memory for one
 of them only. The wheels are for Linux: an extra, while `orqa_jax.index.exact` needs nothing more.
@@ -44,6 +45,8 @@ SEGMENT = 2_000_000  # vectors of one searcher: what building holds in memory at
 BFLOAT16_FROM = 4_000_000  # vectors: from here on those scored again are kept in 16 bits
 LONGEST_TAIL = 0.1  # of all blocks: appended ones that are searched exactly
 _SAMPLE = 128
+_RESCORED = (1, 2, 4, 8)  # times the least number of whole vectors, tried one after the other
+_WHOLE = 64  # what scoring a whole vector, anywhere in memory, costs in quantised ones
 _AGAIN = "build it again with `orqa index --search scann`"
 
 
@@ -54,7 +57,7 @@ class Effort:
     Attributes:
       k: Blocks wanted.
       leaves: Partitions searched in each segment.
-      rescored: Blocks scored again from whole vectors.
+      rescored: Blocks scored again from whole vectors, in each segment.
       recall: Mean share of the exact best `k`, over the sample.
     """
 
@@ -131,7 +134,7 @@ class ScannIndex:
                 training_sample_size=min(end - start, 100 * leaves),
             )
             builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-            searchers.append(builder.reorder(_rescored(BEAMS[0]), quantize=kept).build())
+            searchers.append(builder.reorder(_least_rescored(BEAMS[0]), quantize=kept).build())
             (partial / str(number)).mkdir(parents=True)
             searchers[-1].serialize(str(partial / str(number)), relative_path=True)
             spent = time.perf_counter() - started
@@ -237,28 +240,31 @@ class ScannIndex:
         effort = next((effort for effort in self.efforts if effort.k >= k), self.efforts[-1])
         share = max(1, k / effort.k)  # a beam longer than any that was measured
         leaves = min(self._leaves, math.ceil(share * effort.leaves))
-        ids_BK, scores_BK = self._approximate(question_BP, min(k, self._covered), leaves)
+        rescored = math.ceil(share * effort.rescored)
+        ids_BK, scores_BK = self._approximate(question_BP, min(k, self._covered), leaves, rescored)
         if self._tail is not None:
             tail_ids_BK, tail_scores_BK = self._tail.search(question_BP, min(k, len(self._tail)))
             ids_BK = np.concatenate([ids_BK, tail_ids_BK + np.int32(self._covered)], axis=1)
             scores_BK = np.concatenate([scores_BK, tail_scores_BK], axis=1)
             ids_BK, scores_BK = _sort(ids_BK, scores_BK, k)
-        elif np.any(scores_BK[:, 1:] == scores_BK[:, :-1]):
-            ids_BK, scores_BK = _sort(ids_BK, scores_BK, k)
+        else:
+            ids_BK = _order_ties(ids_BK, scores_BK)
         # Where leaves held fewer than k blocks, the rest is missing: a plain search has them all.
         short = np.flatnonzero(np.isnan(scores_BK).any(axis=1))
         if len(short):
             ids_BK[short], scores_BK[short] = self._exact.search(question_BP[short], k)
         return ids_BK, scores_BK
 
-    def _approximate(self, question_BP: npt.NDArray[np.float32], k: int, leaves: int) -> Found:
+    def _approximate(
+        self, question_BP: npt.NDArray[np.float32], k: int, leaves: int, rescored: int
+    ) -> Found:
         """ScaNN's ids and scores; a score is NaN where it found nothing more."""
         parts = []
         for start, searcher in zip(_segments(self._covered), self._searchers, strict=False):
             ids_BK, scores_BK = searcher.search_batched_parallel(
                 question_BP,
                 final_num_neighbors=min(k, searcher.size()),
-                pre_reorder_num_neighbors=min(_rescored(k), searcher.size()),
+                pre_reorder_num_neighbors=min(max(rescored, k), searcher.size()),
                 leaves_to_search=leaves,
                 batch_size=-(-len(question_BP) // (os.cpu_count() or 1)),
             )
@@ -274,19 +280,30 @@ class ScannIndex:
     def _least_effort(
         self, question_BP: npt.NDArray[np.float32], truth_BK: npt.NDArray[np.int32]
     ) -> Effort:
-        """The fewest leaves, to a factor of 1.5, in which `RECALL` of the truth is found."""
+        """The cheapest way, of those tried, that finds `RECALL` of the truth; else the best."""
         k = truth_BK.shape[1]
-        leaves = max(1, self._leaves // 256)
-        while True:
-            ids_BK, scores_BK = self._approximate(question_BP, k, leaves)
-            found = [
-                len(np.intersect1d(ids[~np.isnan(scores)], truth)) / k
-                for ids, scores, truth in zip(ids_BK, scores_BK, truth_BK, strict=True)
-            ]
-            recall = float(np.mean(found))
-            if recall >= RECALL or leaves == self._leaves:
-                return Effort(k, leaves, min(_rescored(k), self._covered), round(recall, 4))
-            leaves = min(self._leaves, math.ceil(1.5 * leaves))
+        tried: list[tuple[float, Effort]] = []
+        for factor in _RESCORED:
+            rescored = min(factor * _least_rescored(k), self._covered)
+            leaves = max(1, self._leaves // 256)
+            while True:
+                ids_BK, scores_BK = self._approximate(question_BP, k, leaves, rescored)
+                found = [
+                    len(np.intersect1d(ids[~np.isnan(scores)], truth)) / k
+                    for ids, scores, truth in zip(ids_BK, scores_BK, truth_BK, strict=True)
+                ]
+                recall = float(np.mean(found))
+                if recall >= RECALL or leaves == self._leaves:
+                    break
+                leaves = min(self._leaves, math.ceil(1.5 * leaves))
+            cost = self._covered * leaves / self._leaves + _WHOLE * rescored * len(self._searchers)
+            tried.append((cost, Effort(k, leaves, rescored, round(recall, 4))))
+            if rescored == self._covered or leaves == 1:
+                break
+        reached = [(cost, effort) for cost, effort in tried if effort.recall >= RECALL]
+        if reached:
+            return min(reached, key=lambda pair: pair[0])[1]
+        return max(tried, key=lambda pair: pair[1].recall)[1]
 
 
 def extend(
@@ -333,12 +350,28 @@ def _segments(count: int) -> list[int]:
 
 def _sort(ids_BM: npt.NDArray[np.int32], scores_BM: npt.NDArray[np.float32], k: int) -> Found:
     """The best `k` in order, ties by id; a score of NaN comes last."""
-    order_BK = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :k]
-    ids_BK = np.take_along_axis(ids_BM, order_BK, axis=1)
-    return ids_BK, np.take_along_axis(scores_BM, order_BK, axis=1)
+    order_BM = np.argsort(-scores_BM, axis=1)
+    scores_BM = np.take_along_axis(scores_BM, order_BM, axis=1)
+    ids_BM = _order_ties(np.take_along_axis(ids_BM, order_BM, axis=1), scores_BM)
+    return ids_BM[:, :k], scores_BM[:, :k]
 
 
-def _rescored(k: int) -> int:
+def _order_ties(
+    ids_BM: npt.NDArray[np.int32], scores_BM: npt.NDArray[np.float32]
+) -> npt.NDArray[np.int32]:
+    """Ids of sorted scores, ascending where scores are equal; only those few are sorted."""
+    same_BM = np.zeros((len(scores_BM), scores_BM.shape[1] + 1), bool)
+    np.equal(scores_BM[:, 1:], scores_BM[:, :-1], out=same_BM[:, 1:-1])
+    tied = np.flatnonzero(same_BM[:, :-1] | same_BM[:, 1:])
+    if not len(tied):
+        return ids_BM
+    ids = ids_BM.ravel().copy()
+    run = np.cumsum(~same_BM[:, :-1].ravel()[tied])
+    ids[tied] = ids[tied][np.lexsort((ids[tied], run))]
+    return ids.reshape(ids_BM.shape)
+
+
+def _least_rescored(k: int) -> int:
     """Blocks scored again: the quantised order is rough, which matters less in a long beam."""
     return math.ceil(k + 30 * math.sqrt(k))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Params
 from orqa_jax.models.retriever import RetrieverConfig
 from orqa_jax.models.weights import save_bert
@@ -27,7 +28,12 @@ def export_tower(
     Its vectors are those of `DualEncoder`, to be compared by inner product. Texts longer than
     `max_length` wordpieces, special tokens counted, are cut. A block is given as the pair (title,
     text). The folder appears when it is complete.
+
+    Raises:
+      OrqaError: the folder holds something else than such a tower.
     """
+    if folder.exists() and any(folder.iterdir()) and not (folder / "modules.json").exists():
+        raise OrqaError(f"{folder} holds other files; choose another folder.")
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     save_bert(partial, config.bert, tower["bert"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from orqa_jax.models.bert import BertConfig
 from orqa_jax.models.reader import ReaderConfig
 from orqa_jax.models.retriever import RetrieverConfig
 from orqa_jax.models.tensorflow import read_tensorflow
-from orqa_jax.models.torch_file import read_torch
 from orqa_jax.models.weights import (
     TreePath,
     bert_names,
@@ -27,10 +27,12 @@ from orqa_jax.models.weights import (
     place_weights,
     read_bert_config,
     read_json_object,
-    read_safetensors,
+    read_tensors,
 )
 
 Tensors = Mapping[str, np.ndarray]
+# Where each parameter comes from: name of the tensor, and the shape that the parameter has.
+Sources = dict[TreePath, tuple[str, tuple[int, ...]]]
 
 _WORDS = "bert/embeddings/word_embeddings"
 _OPTIMIZER = re.compile(r".*(adam_[mv]|AdamWeightDecayOptimizer[^/]*)$")
@@ -52,16 +54,22 @@ class Imported:
     unplaced: list[str]
 
 
-def load_tensorflow_bert(folder: Path) -> Imported:
+def load_tensorflow_bert(folder: Path, *, hidden_act: str | None = None) -> Imported:
     """Reads a released BERT: `bert_config.json` and `bert_model.ckpt`.
+
+    Args:
+      folder: holds both.
+      hidden_act: "gelu" or "gelu_new" (by tanh); None for what the config says. It says "gelu" of
+        both: BERT's code came to approximate it, under the same name, in February 2019.
 
     Raises:
       OrqaError: a file is missing or damaged; every missing and misshaped weight is named.
     """
     config = read_bert_config(folder / "bert_config.json")
+    config = replace(config, hidden_act=hidden_act or config.hidden_act)
     tensors = read_tensorflow(folder / "bert_model.ckpt")
-    names = tensorflow_bert_names(config, "bert/")
-    return _finish(folder, config, tensors, names, bert_shapes(config), transposed=False)
+    sources = _sources_of_bert(config, tensorflow_bert_names(config, "bert/"))
+    return _finish(folder, config, tensors, sources, transposed=False)
 
 
 def load_tensorflow_retriever(
@@ -85,20 +93,17 @@ def load_tensorflow_retriever(
     # The Keras layer of ORQA has another name, and another default epsilon, than REALM's.
     keras = f"{scope}layer_normalization/gamma" in tensors
     norm = f"{scope}layer_normalization" if keras else f"{scope}LayerNorm"
-    bert = _infer_bert(tensors, prefix, hidden_act, heads)
+    bert = _infer_bert(source, tensors, prefix, hidden_act, heads)
     size = tensors[f"{scope}dense/kernel"].shape[-1]
-    config = _release_retriever(bert, size, 1e-3 if keras else 1e-12)
-    names, shapes = _with_bert(
-        tensorflow_bert_names(bert, f"{prefix}bert/"),
-        bert_shapes(bert),
-        {
-            ("projection", "kernel"): (f"{scope}dense/kernel", (bert.hidden_size, size)),
-            ("projection", "bias"): (f"{scope}dense/bias", (size,)),
-            ("norm", "scale"): (f"{norm}/gamma", (size,)),
-            ("norm", "bias"): (f"{norm}/beta", (size,)),
-        },
+    sources = _in_module(_sources_of_bert(bert, tensorflow_bert_names(bert, f"{prefix}bert/")))
+    sources |= _sources_of_projection(
+        bert.hidden_size,
+        size,
+        dense=(f"{scope}dense/kernel", f"{scope}dense/bias"),
+        norm=(f"{norm}/gamma", f"{norm}/beta"),
     )
-    return _finish(source, config, tensors, names, shapes, transposed=False)
+    config = _release_retriever(bert, size, 1e-3 if keras else 1e-12)
+    return _finish(source, config, tensors, sources, transposed=False)
 
 
 def load_tensorflow_reader(
@@ -107,27 +112,20 @@ def load_tensorflow_reader(
     """Reads the reader of a fine-tuned ORQA or REALM; see `load_tensorflow_retriever`."""
     tensors = read_tensorflow(_variables(source))
     prefix = _only_prefix(source, tensors, reader=True)
-    bert = _infer_bert(tensors, prefix, hidden_act, heads)
-    size = tensors["reader/dense/bias"].shape[0] // 2 if "reader/dense/bias" in tensors else 256
-    names, shapes = _with_bert(
-        {
-            p: n
-            for p, n in tensorflow_bert_names(bert, f"{prefix}bert/").items()
-            if p[0] != "pooler"
-        },
-        bert_shapes(bert),
-        _reader_heads(
-            bert.hidden_size,
-            size,
-            {
-                "endpoints": ("reader/dense/kernel", "reader/dense/bias"),
-                "norm": ("reader/layer_normalization/gamma", "reader/layer_normalization/beta"),
-                "score": ("reader/dense_1/kernel", "reader/dense_1/bias"),
-            },
-        ),
+    bert = _infer_bert(source, tensors, prefix, hidden_act, heads)
+    (both_ends,) = _shape(source, tensors, "reader/dense/bias")
+    size = both_ends // 2
+    names = _without_pooler(tensorflow_bert_names(bert, f"{prefix}bert/"))
+    sources = _in_module(_sources_of_bert(bert, names))
+    sources |= _sources_of_span_score(
+        bert.hidden_size,
+        size,
+        endpoints=("reader/dense/kernel", "reader/dense/bias"),
+        norm=("reader/layer_normalization/gamma", "reader/layer_normalization/beta"),
+        score=("reader/dense_1/kernel", "reader/dense_1/bias"),
     )
     config = ReaderConfig(bert, size, max_span_wordpieces)
-    return _finish(source, config, tensors, names, shapes, transposed=False)
+    return _finish(source, config, tensors, sources, transposed=False)
 
 
 def load_tensorflow_embeddings(source: Path) -> np.ndarray:
@@ -135,7 +133,10 @@ def load_tensorflow_embeddings(source: Path) -> np.ndarray:
     folder = source / "encoded" if (source / "encoded").is_dir() else source
     tensors = read_tensorflow(folder)
     if "block_emb" not in tensors:
-        raise OrqaError(f"{folder} holds no 'block_emb', but {', '.join(sorted(tensors)[:5])}.")
+        raise OrqaError(
+            f"{folder} holds no 'block_emb', but {', '.join(sorted(tensors)[:5])}; give the folder "
+            "`encoded` of the release."
+        )
     return tensors["block_emb"]
 
 
@@ -173,56 +174,45 @@ def load_realm(folder: Path) -> Realm:
     about = _REALM_DEFAULTS | read_json_object(folder / "config.json")
     if about.get("model_type") != "realm":
         raise OrqaError(
-            f"{folder / 'config.json'} describes a {about.get('model_type')!r}, not a 'realm'."
+            f"{folder / 'config.json'} describes a {about.get('model_type')!r}, not a 'realm'; "
+            "`orqa import` has other kinds for other models."
         )
-    if (folder / "model.safetensors").exists():
-        tensors: Tensors = read_safetensors(folder / "model.safetensors")
-    else:
-        tensors = read_torch(folder / "pytorch_model.bin")
+    tensors = read_tensors(folder)
     bert = BertConfig.from_dict({**about, "model_type": "bert"})
+    size, span = about["retriever_proj_size"], about["span_hidden_size"]
+
+    def dense(name: str) -> tuple[str, str]:
+        return f"{name}.weight", f"{name}.bias"
+
     prefix = "embedder." if any(name.startswith("embedder.") for name in tensors) else ""
-    size = about["retriever_proj_size"]
-    names, shapes = _with_bert(
-        {path: f"{prefix}realm.{name}" for path, name in bert_names(bert).items()},
-        bert_shapes(bert),
-        {
-            ("projection", "kernel"): (f"{prefix}cls.dense.weight", (bert.hidden_size, size)),
-            ("projection", "bias"): (f"{prefix}cls.dense.bias", (size,)),
-            ("norm", "scale"): (f"{prefix}cls.LayerNorm.weight", (size,)),
-            ("norm", "bias"): (f"{prefix}cls.LayerNorm.bias", (size,)),
-        },
+    names = {path: f"{prefix}realm.{name}" for path, name in bert_names(bert).items()}
+    tower = _in_module(_sources_of_bert(bert, names)) | _sources_of_projection(
+        bert.hidden_size,
+        size,
+        dense=dense(f"{prefix}cls.dense"),
+        norm=dense(f"{prefix}cls.LayerNorm"),
     )
-    config = _release_retriever(bert, size, bert.layer_norm_eps)
+    placed = {"block_emb"}
     reader = None
-    placed = set(names.values())
     if any(name.startswith("reader.") for name in tensors):
-        span = about["span_hidden_size"]
-        reader_names, reader_shapes = _with_bert(
-            {p: f"reader.realm.{n}" for p, n in bert_names(bert).items() if p[0] != "pooler"},
-            bert_shapes(bert),
-            _reader_heads(
-                bert.hidden_size,
-                span,
-                {
-                    name: (
-                        f"reader.qa_outputs.{theirs}.weight",
-                        f"reader.qa_outputs.{theirs}.bias",
-                    )
-                    for name, theirs in {
-                        "endpoints": "dense_intermediate",
-                        "norm": "layer_normalization",
-                        "score": "dense_output",
-                    }.items()
-                },
-            ),
+        names = _without_pooler(bert_names(bert))
+        names = {path: f"reader.realm.{name}" for path, name in names.items()}
+        sources = _in_module(_sources_of_bert(bert, names)) | _sources_of_span_score(
+            bert.hidden_size,
+            span,
+            endpoints=dense("reader.qa_outputs.dense_intermediate"),
+            norm=dense("reader.qa_outputs.layer_normalization"),
+            score=dense("reader.qa_outputs.dense_output"),
         )
-        placed |= set(reader_names.values()) | {"block_emb"}
-        reader_config = ReaderConfig(bert, span, about["max_span_width"])
-        reader = _finish(folder, reader_config, tensors, reader_names, reader_shapes)
-    embedder = _finish(folder, config, tensors, names, shapes)
+        placed |= {name for name, _ in sources.values()}
+        reader = _finish(
+            folder, ReaderConfig(bert, span, about["max_span_width"]), tensors, sources
+        )
+    config = _release_retriever(bert, size, bert.layer_norm_eps)
+    embedder = _finish(folder, config, tensors, tower)
     unplaced = [name for name in embedder.unplaced if name not in placed]
     return Realm(
-        Imported(config, embedder.params, unplaced),
+        replace(embedder, unplaced=unplaced),
         reader,
         tensors.get("block_emb"),
         about["reader_beam_size"],
@@ -249,27 +239,48 @@ def tensorflow_bert_names(config: BertConfig, prefix: str) -> dict[TreePath, str
     return names
 
 
-Heads = dict[TreePath, tuple[str, tuple[int, ...]]]
+def _sources_of_bert(config: BertConfig, names: Mapping[TreePath, str]) -> Sources:
+    shapes = bert_shapes(config)
+    return {path: (name, shapes[path]) for path, name in names.items()}
 
 
-def _with_bert(
-    names: Mapping[TreePath, str], shapes: Mapping[TreePath, tuple[int, ...]], heads: Heads
-) -> tuple[dict[TreePath, str], dict[TreePath, tuple[int, ...]]]:
-    all_names = {("bert", *path): name for path, name in names.items()}
-    all_shapes = {("bert", *path): shapes[path] for path in names}
-    for path, (name, shape) in heads.items():
-        all_names[path], all_shapes[path] = name, shape
-    return all_names, all_shapes
+def _in_module(bert: Sources) -> Sources:
+    """A BERT as the part of a tower or a reader that it is there."""
+    return {("bert", *path): source for path, source in bert.items()}
 
 
-def _reader_heads(hidden: int, size: int, names: Mapping[str, tuple[str, str]]) -> Heads:
+def _without_pooler(names: Mapping[TreePath, str]) -> dict[TreePath, str]:
+    return {path: name for path, name in names.items() if path[0] != "pooler"}
+
+
+def _sources_of_projection(
+    hidden: int, size: int, *, dense: tuple[str, str], norm: tuple[str, str]
+) -> Sources:
+    """The layers of a tower above its BERT; of each the names of its kernel (or scale) and bias."""
     return {
-        ("endpoints", "kernel"): (names["endpoints"][0], (hidden, 2 * size)),
-        ("endpoints", "bias"): (names["endpoints"][1], (2 * size,)),
-        ("span_score", "norm_scale"): (names["norm"][0], (size,)),
-        ("span_score", "norm_bias"): (names["norm"][1], (size,)),
-        ("span_score", "kernel"): (names["score"][0], (size, 1)),
-        ("span_score", "bias"): (names["score"][1], (1,)),
+        ("projection", "kernel"): (dense[0], (hidden, size)),
+        ("projection", "bias"): (dense[1], (size,)),
+        ("norm", "scale"): (norm[0], (size,)),
+        ("norm", "bias"): (norm[1], (size,)),
+    }
+
+
+def _sources_of_span_score(
+    hidden: int,
+    size: int,
+    *,
+    endpoints: tuple[str, str],
+    norm: tuple[str, str],
+    score: tuple[str, str],
+) -> Sources:
+    """The layers of a reader above its BERT; see `_sources_of_projection`."""
+    return {
+        ("endpoints", "kernel"): (endpoints[0], (hidden, 2 * size)),
+        ("endpoints", "bias"): (endpoints[1], (2 * size,)),
+        ("span_score", "norm_scale"): (norm[0], (size,)),
+        ("span_score", "norm_bias"): (norm[1], (size,)),
+        ("span_score", "kernel"): (score[0], (size, 1)),
+        ("span_score", "bias"): (score[1], (1,)),
     }
 
 
@@ -299,7 +310,10 @@ def _only_prefix(source: Path, tensors: Tensors, *, reader: bool) -> str:
     if len(found) != 1:
         what = "reader" if reader else "retriever"
         listed = f" ({', '.join(sorted(found))})" if found else ""
-        raise OrqaError(f"{source} holds {len(found)} BERTs that may be its {what}{listed}.")
+        raise OrqaError(
+            f"{source} holds {len(found)} BERTs that may be its {what}{listed}, not one; import a "
+            "checkpoint or module as ORQA's or REALM's code writes it."
+        )
     return found[0]
 
 
@@ -310,22 +324,28 @@ def _scope_of_projection(source: Path, tensors: Tensors, prefix: str) -> str:
         scope = "".join(f"{part}/" for part in scopes[:depth])
         if f"{scope}dense/kernel" in tensors:
             return scope
-    raise OrqaError(f"{source} holds a BERT ({prefix}bert) without a projection (dense/kernel).")
+    raise OrqaError(
+        f"{source} holds a BERT ({prefix}bert) without a projection (dense/kernel); give the ICT "
+        "module or a fine-tuned checkpoint."
+    )
 
 
-def _infer_bert(tensors: Tensors, prefix: str, hidden_act: str, heads: int) -> BertConfig:
+def _shape(source: Path, tensors: Tensors, name: str) -> tuple[int, ...]:
+    if name not in tensors:
+        raise OrqaError(f"{source}: {name} is missing; copy the checkpoint again.")
+    return tensors[name].shape
+
+
+def _infer_bert(
+    source: Path, tensors: Tensors, prefix: str, hidden_act: str, heads: int
+) -> BertConfig:
     root = f"{prefix}bert"
-
-    def shape(name: str) -> tuple[int, ...]:
-        if name not in tensors:
-            raise OrqaError(f"{name} is missing in this checkpoint; import another one.")
-        return tensors[name].shape
-
+    shape = partial(_shape, source, tensors)
     vocab, hidden = shape(f"{prefix}{_WORDS}")
     layer = re.compile(re.escape(f"{root}/encoder/layer_") + r"\d+/intermediate/dense/bias")
     layers = [name for name in tensors if layer.fullmatch(name)]
     if not layers:
-        raise OrqaError(f"{root} has no layers in this checkpoint.")
+        raise OrqaError(f"{source} has no layers of {root}; copy the checkpoint again.")
     return BertConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -342,14 +362,18 @@ def _finish(
     source: Path,
     config: Any,
     tensors: Tensors,
-    names: Mapping[TreePath, str],
-    shapes: Mapping[TreePath, tuple[int, ...]],
+    sources: Sources,
     *,
     transposed: bool = True,
 ) -> Imported:
+    names = {path: name for path, (name, _) in sources.items()}
+    shapes = {path: shape for path, (_, shape) in sources.items()}
     params, defects = place_weights(tensors, names, shapes, transposed=transposed)
     if defects:
-        raise OrqaError(f"{source} does not hold what it should: " + "; ".join(defects))
+        raise OrqaError(
+            f"{source} does not hold the weights that it should: {'; '.join(defects)}; copy it "
+            "again."
+        )
     placed = set(names.values())
     unplaced = sorted(n for n in tensors if n not in placed and not _OPTIMIZER.fullmatch(n))
     return Imported(config, params, unplaced)

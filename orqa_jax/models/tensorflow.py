@@ -53,7 +53,8 @@ def read_tensorflow(prefix: str | Path) -> dict[str, np.ndarray]:
         ) from None
     except (OSError, ValueError, IndexError, TypeError, struct.error) as error:
         raise OrqaError(
-            f"{index} is not the index of a TensorFlow checkpoint, or is damaged ({error})."
+            f"{index} is not the index of a TensorFlow checkpoint, or is damaged ({error}); "
+            "copy it again."
         ) from error
     files: dict[int, np.ndarray] = {}
     tensors = {}

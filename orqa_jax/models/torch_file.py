@@ -48,7 +48,7 @@ def read_torch(path: str | Path) -> dict[str, np.ndarray]:
             with archive.open(name) as file:
                 found = _Unpickler(file, archive, folder).load()
     except FileNotFoundError:
-        raise OrqaError(f"{path} does not exist.") from None
+        raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.") from None
     except _RefusedError as error:
         raise OrqaError(
             f"{path} asks to run {error} when it is opened, which weights have no need of; "
@@ -61,7 +61,10 @@ def read_torch(path: str | Path) -> dict[str, np.ndarray]:
             "as safetensors with the library that made it."
         ) from error
     if not isinstance(found, dict):
-        raise OrqaError(f"{path} holds a {type(found).__name__}, not weights by their names.")
+        raise OrqaError(
+            f"{path} holds a {type(found).__name__}, not weights by their names; save the "
+            "`state_dict()` of the model."
+        )
     return {str(name): value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 

@@ -28,14 +28,13 @@ _log = logging.getLogger(__name__)
 
 _SINGLE_FILE = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
+_TORCH_FILE = "pytorch_model.bin"
 # The oldest checkpoints still say gamma and beta.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def load_bert(folder: str | Path) -> tuple[BertConfig, dict[str, Any]]:
     """Reads a `BertModel`, with or without the "bert." prefix of a larger model.
-
-    Weights are safetensors, or else a `pytorch_model.bin`, no code of which is run.
 
     Heads beside a prefixed encoder are left out, and named in the log unless they are those of
     BERT's own pre-training. A pooler may be absent; only pooling "pooler" needs it.
@@ -175,6 +174,34 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a checkpoint folder of Hugging Face, by their names.
+
+    They are safetensors, in one file or in shards, or else a `pytorch_model.bin`, no code of which
+    is run.
+
+    Raises:
+      OrqaError: there is no such file, or one is damaged.
+    """
+    if (folder / _SINGLE_FILE).exists():
+        return read_safetensors(folder / _SINGLE_FILE)
+    if (folder / _SHARD_INDEX).exists():
+        shard_of = read_json_object(folder / _SHARD_INDEX).get("weight_map")
+        if not isinstance(shard_of, dict):
+            raise OrqaError(
+                f'{folder / _SHARD_INDEX} has no "weight_map" that names the shards; copy it again.'
+            )
+        tensors = {}
+        for shard in sorted(set(shard_of.values())):
+            tensors.update(read_safetensors(folder / shard))
+        return tensors
+    if (folder / _TORCH_FILE).exists():
+        return read_torch(folder / _TORCH_FILE)
+    raise OrqaError(
+        f"{folder} holds no {_SINGLE_FILE} and no {_TORCH_FILE}; give the folder of a checkpoint."
+    )
+
+
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Reads all tensors of a safetensors file.
 
@@ -184,29 +211,16 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise OrqaError(f"{path} does not exist") from None
+        raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.") from None
     except (SafetensorError, OSError) as error:
         raise OrqaError(
-            f"{path} is not a whole safetensors file ({error}); copy or download it again"
+            f"{path} is not a whole safetensors file ({error}); copy or download it again."
         ) from None
 
 
 def _encoder_tensors(folder: Path) -> dict[str, np.ndarray]:
     """All tensors of the encoder in `folder`, under today's names without prefix."""
-    if (folder / _SINGLE_FILE).exists():
-        tensors = read_safetensors(folder / _SINGLE_FILE)
-    elif (folder / _SHARD_INDEX).exists():
-        shard_of = read_json_object(folder / _SHARD_INDEX).get("weight_map")
-        if not isinstance(shard_of, dict):
-            raise OrqaError(f'{folder / _SHARD_INDEX} has no "weight_map" that names the shards')
-        tensors = {}
-        for shard in sorted(set(shard_of.values())):
-            tensors.update(read_safetensors(folder / shard))
-    elif (folder / "pytorch_model.bin").exists():
-        tensors = read_torch(folder / "pytorch_model.bin")
-    else:
-        raise OrqaError(f"{folder} holds no {_SINGLE_FILE}")
-
+    tensors = read_tensors(folder)
     if any(name.startswith("bert.") for name in tensors):
         heads = sorted(name for name in tensors if not name.startswith(("bert.", "cls.")))
         if heads:

@@ -22,7 +22,7 @@ from orqa_jax.text.jsonl import read_json, read_jsonl, read_lines, record_id
 Split = Literal["train", "dev", "test"]
 Paths = Sequence[Path]
 
-# NQ-open leaves out the longer of Natural Questions' short answers (Lee et al. 2019, section 6).
+# NQ-open leaves out the longer of Natural Questions' short answers (Lee et al. 2019, section 7.1).
 MAX_NQ_ANSWER_TOKENS = 5
 
 
@@ -35,7 +35,7 @@ class Dataset:
         counts: published number of questions of each split.
         match: how answers are compared.
         resplit: train and dev are both drawn from the original training file by `is_dev`, since
-            what was published as the dev set is the test set here (section 6.2).
+            what was published as the dev set is the test set here (section 7.1).
         tfds: name in TensorFlow Datasets, and the TFDS split that each of our splits is drawn from.
     """
 
@@ -96,7 +96,7 @@ def load_dataset(
 
 
 def is_dev(question: str) -> bool:
-    """Whether a question of a training file is one of the dev split (section 6.2's re-split).
+    """Whether a question of a training file is one of the dev split (section 7.1).
 
     FarmHash `fingerprint64` of its UTF-8, modulo 100,000 and then modulo 10, is 0: what
     `to_hash_bucket_fast` gives in TensorFlow, so the split of the 2019 release.

@@ -19,7 +19,7 @@ class ServeConfig:
 
     Attributes:
       run: Run folder, or a link to one.
-      system: As for ``orqa ask``; "" for the one that the run was found to answer best with.
+      system: As for ``orqa ask``; "" for the one that ``orqa fit`` chose.
       search: How block vectors are searched.
       host: Address to listen on; everyone who can reach it may ask.
       port: 0 for any that is free.

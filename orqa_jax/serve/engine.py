@@ -21,6 +21,7 @@ from orqa_jax.predict import (
     Candidate,
     DenseRetriever,
     HybridRetriever,
+    chosen_system,
     load_answerer,
 )
 from orqa_jax.report.files import read_calibration
@@ -28,7 +29,7 @@ from orqa_jax.serve.config import CANDIDATES, RETRIEVED
 
 RETRIEVERS = ("bm25", "dense", "hybrid")
 # What a run consists of, to see whether it has changed.
-_PARTS = ("*.json", "*/manifest.json", "*/bm25_weight.json", "*/model/model.json")
+_PARTS = ("*.json", "*/manifest.json", "*/*_weight.json", "*/model/model.json")
 
 RunState = frozenset[tuple[str, int, int, int]]
 
@@ -126,10 +127,17 @@ class Engine:
 def open_engine(run: Path, *, system: str, search: Search, max_batch: int) -> Engine:
     """Opens a run, compiles all that batches of up to ``max_batch`` questions need, and tries it.
 
+    Args:
+      run: Run folder, or a link to one.
+      system: "" for the one that `orqa fit` chose.
+      search: As for `load_answerer`.
+      max_batch: Questions.
+
     Raises:
       OrqaError: Something is missing or broken, or the model answers with what are no numbers.
     """
     run = run.resolve()
+    system = system or chosen_system(run)
     answerer = load_answerer(run, system=system, search=search)
     retrievers = _open_retrievers(run, answerer, system, search)
     calibration = read_calibration(

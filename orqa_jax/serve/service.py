@@ -96,7 +96,7 @@ class Service:
                 engine = await asyncio.to_thread(
                     open_engine,
                     self._run,
-                    system=self.config.system or "orqa",
+                    system=self.config.system,
                     search=self.config.search,
                     max_batch=self.config.max_batch,
                 )

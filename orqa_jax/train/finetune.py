@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +102,9 @@ class FinetuneConfig:
       index: Folder of the block embeddings that this retriever made.
       train: JSONL file of question-answer pairs.
       out: Folder for checkpoints, metrics and the finished model.
+      dev: JSONL file of held-out pairs. The finished model has the parameters that answered most of
+        them, of those tried; "" for the last parameters.
+      dev_every: Steps between two trials on ``dev``.
       evidence: What finds the blocks: "dense", the question tower; "bm25", with a learned weight of
         its score, the question tower left as it is; "hybrid", both, with a learned weight.
       bm25: Folder of the BM25 index, unless the evidence is dense.
@@ -153,6 +156,8 @@ class FinetuneConfig:
     index: str
     train: str
     out: str
+    dev: str = ""
+    dev_every: int = 50
     evidence: Evidence = "dense"
     bm25: str = ""
     encoder: str = ""
@@ -188,7 +193,7 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1)
+        check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1, dev_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1)
@@ -284,7 +289,7 @@ def orqa_loss(
     models: Models,
     batch: dict[str, Any],
     fetch: Any,
-    key: jax.Array,
+    key: jax.Array | None,
     *,
     early_update: bool = True,
 ) -> tuple[jax.Array, Metrics]:
@@ -295,10 +300,10 @@ def orqa_loss(
       models: The modules of these parameters.
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
-      key: For dropout.
+      key: For dropout; None for none.
       early_update: Whether the early-update loss is part of the sum.
     """
-    question_key, reader_key = jax.random.split(key)
+    question_key, reader_key = (None, None) if key is None else jax.random.split(key)
     question_BP = models.question_vectors(params, batch, question_key)
     beam = fetch(batch["rows"], question_BP)
     scores_BC = jnp.einsum("bp,bcp->bc", question_BP, beam["vectors"])
@@ -408,6 +413,31 @@ def make_step(
         return compiled.trace(state, batch, beam, key)
 
     return two_phase, trace
+
+
+def make_trial(
+    models: Models, source: BeamSource, question_length: int, batch_size: int
+) -> Callable[[Params], float]:
+    """Returns a function from parameters to the share of the questions of ``source`` that get one
+    of their answers, wordpiece for wordpiece, from the blocks that are read."""
+    vectors = jax.jit(models.question_vectors)
+
+    @jax.jit
+    def answered(params: Params, batch: dict[str, Any], beam: Beam) -> jax.Array:
+        _, metrics = orqa_loss(params, models, batch, lambda rows_B, question_BP: beam, None)
+        return metrics["exact_span"][0]
+
+    def trial(params: Params) -> float:
+        count, right = len(source.questions), 0.0
+        for start in range(0, count, batch_size):
+            rows_B = np.arange(start, min(start + batch_size, count))
+            batch = question_batch(source, rows_B, question_length)
+            beam = source.fetch(rows_B, np.asarray(vectors(params, batch)))
+            right += float(answered(params, batch, beam))
+        source.take_seconds()
+        return right / count
+
+    return trial
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -542,6 +572,11 @@ def finetune(config: FinetuneConfig) -> Path:
     if config.reader:
         about_reader = describe_model(Path(config.reader), kind=MODEL_KIND)
         described["reader_fingerprint"] = about_reader["weights_fingerprint"]
+    if config.dev:
+        dev_examples = load_examples(Path(config.dev))
+        described["dev_fingerprint"] = fingerprint_examples(dev_examples)
+        if jax.process_count() > 1:
+            raise OrqaError("dev is tried by one process alone; leave it out with several.")
     if is_finished(out / "model", kind=MODEL_KIND, config=described):
         return out / "model"
     if WordPiece.load(Path(config.encoder)).fingerprint != store.tokenizer_fingerprint:
@@ -570,10 +605,52 @@ def finetune(config: FinetuneConfig) -> Path:
         early_update=config.early_update,
     )
 
-    def spend(step: int, state: TrainState, log: MetricsLog) -> Metrics:
+    description = {
+        "retriever": dataclasses.asdict(retriever_config),
+        "reader": dataclasses.asdict(reader_config),
+        "question_length": about["question_length"],
+        "reader_length": config.reader_length,
+        "reader_beam": config.reader_beam,
+        "whole_word_spans": config.whole_word_spans,
+        "corpus_fingerprint": store.fingerprint,
+        "retriever_fingerprint": about["weights_fingerprint"],
+        "config": described,
+    }
+
+    def save(folder: Path, params: Params, found: dict[str, Any]) -> None:
+        save_model(
+            folder,
+            kind=MODEL_KIND,
+            description=description | found,
+            params=fetch_tree(mesh, params),
+            tokenizer=tokenizer,
+        )
+
+    best, most = out / "best", -1.0
+    if config.dev:
+        whole = dataclasses.replace(config, reading_share=1.0)
+        fingerprint = about["weights_fingerprint"]
+        dev_source = open_source(whole, store, fingerprint, tokenizer, dev_examples)
+        trial = make_trial(models, dev_source, about["question_length"], config.batch_size)
+        if (best / "model.json").exists():
+            most = describe_model(best, kind=MODEL_KIND)["dev_exact_match"]
+
+    def observe(step: int, state: TrainState, log: MetricsLog) -> Metrics:
+        nonlocal most
         for name, seconds in source.take_seconds().items():
             log.spend(name, seconds)
-        return {}
+        if not config.dev or (step % config.dev_every and step != steps):
+            return {}
+        share = trial(state.params)
+        # The later of equals has seen more. A continued run tries the same parameters again.
+        if share >= most:
+            most = share
+            save(best, state.params, {"step": step, "dev_exact_match": share})
+        logger.info(
+            "Step %d: %.1f%% of %d held-out questions answered, %.1f%% at best.",
+            *(step, 100 * share, len(dev_examples), 100 * most),
+        )
+        return {"dev_exact_match": (np.float32(share), np.float32(1))}
 
     state = run_steps(
         "finetune",
@@ -591,25 +668,12 @@ def finetune(config: FinetuneConfig) -> Path:
         checkpoints=config.checkpoints,
         profile=config.profile,
         trace=trace,
-        observe=spend,
+        observe=observe,
     )
-    save_model(
-        out / "model",
-        kind=MODEL_KIND,
-        description={
-            "retriever": dataclasses.asdict(retriever_config),
-            "reader": dataclasses.asdict(reader_config),
-            "question_length": about["question_length"],
-            "reader_length": config.reader_length,
-            "reader_beam": config.reader_beam,
-            "whole_word_spans": config.whole_word_spans,
-            "corpus_fingerprint": store.fingerprint,
-            "retriever_fingerprint": about["weights_fingerprint"],
-            "config": described,
-        },
-        params=fetch_tree(mesh, state.params),
-        tokenizer=tokenizer,
-    )
+    if config.dev:
+        best.replace(out / "model")
+    else:
+        save(out / "model", state.params, {})
     return out / "model"
 
 

@@ -216,7 +216,7 @@ class PairExamples:
 
     def __init__(self, store: BlockStore, tokenizer: WordPiece, pairs: Path, *, seed: int) -> None:
         self._store, self._seed = store, seed
-        self._pairs = load_pairs(pairs, len(store))
+        self._pairs = load_pairs(pairs, store)
         self._questions = [e.ids for e in tokenizer.encode([pair.question for pair in self._pairs])]
         self.epoch_size = len(self._pairs)
         self._order = functools.lru_cache(maxsize=2)(

@@ -38,22 +38,31 @@ _CHUNK_BLOCKS = 65_536
 logger = logging.getLogger(__name__)
 
 
-def import_bert(source: Path, out: Path, *, lowercase: bool) -> None:
+def import_bert(source: Path, out: Path, *, lowercase: bool, hidden_act: str | None = None) -> None:
     """Turns a released BERT (`bert_model.ckpt`) into an encoder folder as of Hugging Face.
 
+    Args:
+      source: folder of the release.
+      out: folder to write.
+      lowercase: whether its vocabulary is uncased.
+      hidden_act: see `load_tensorflow_bert`.
+
     Raises:
-      OrqaError: see `load_tensorflow_bert`; its vocab.txt is missing, or of another size.
+      OrqaError: see `load_tensorflow_bert`; its vocab.txt is missing, or of another size; there is
+        something in ``out`` already.
     """
-    found = load_tensorflow_bert(source)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OrqaError(f"{out} exists and is not an empty folder; choose another folder.")
+    found = load_tensorflow_bert(source, hidden_act=hidden_act)
     if not (source / "vocab.txt").exists():
         raise OrqaError(f"{source / 'vocab.txt'} does not exist; copy it from the release.")
-    partial = _empty(out.with_name(out.name + ".partial"))
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
     save_bert(partial, found.config, found.params)
     shutil.copyfile(source / "vocab.txt", partial / "vocab.txt")
     about = {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizer"}
     (partial / "tokenizer_config.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    _check_vocabulary(WordPiece.load(partial), found.config.vocab_size, partial)
-    shutil.rmtree(out, ignore_errors=True)
+    _check_vocabulary(WordPiece.load(partial), found.config.vocab_size, source)
     partial.replace(out)
     _report(source, out, found)
 
@@ -159,6 +168,9 @@ def _save_answerer(
     reader_length: int,
     reader_beam: int,
 ) -> None:
+    tokenizer = WordPiece.load(encoder)
+    for bert in (retriever.config.bert, reader.config.bert):
+        _check_vocabulary(tokenizer, bert.vocab_size, encoder)
     store = BlockStore(run / "corpus")
     about = describe_model(run / "ict" / "model", kind=ict.MODEL_KIND)
     settings = finetune.FinetuneConfig(
@@ -194,7 +206,7 @@ def _save_answerer(
             **fingerprints,
         },
         params={"retriever": {"encoder": retriever.params}, "reader": reader.params},
-        tokenizer=WordPiece.load(encoder),
+        tokenizer=tokenizer,
     )
 
 
@@ -210,9 +222,3 @@ def _report(source: Path, out: Path, found: Imported) -> None:
     logger.info("%s: imported from %s.", out, source)
     if found.unplaced:
         logger.info("Of no use here: %s.", ", ".join(found.unplaced))
-
-
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder

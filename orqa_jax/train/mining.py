@@ -76,8 +76,7 @@ def mine_pairs(
                 positives, wrong = ids_D[right_D], ids_D[~right_D]
                 if paragraphs is not None:
                     gold_D = gold_BD[row]
-                    right_D = blocks_with_answer(store, gold_D, example.answers, mode)
-                    positives = gold_D[right_D]
+                    positives = gold_D[blocks_with_answer(store, gold_D, example.answers, mode)]
                 if len(positives) and len(wrong) >= negatives:
                     hard = tuple(int(block) for block in wrong[:negatives])
                     pairs.append(Pair(example.question, int(positives[0]), hard))
@@ -93,22 +92,31 @@ def mine_pairs(
     return pairs
 
 
-def save_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    """Writes JSONL of `question`, `positive` and `negatives` (block numbers), atomically."""
+def save_pairs(path: Path, pairs: Iterable[Pair], corpus_fingerprint: str) -> None:
+    """Writes JSONL of `question`, `positive`, `negatives` (block numbers) and `corpus`, atomically.
+
+    `corpus` is the fingerprint of the store that the numbers belong to.
+    """
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("w", encoding="utf-8") as file:
         for pair in pairs:
-            line = {"question": pair.question, "positive": pair.block, "negatives": pair.negatives}
+            line = {
+                "question": pair.question,
+                "positive": pair.block,
+                "negatives": pair.negatives,
+                "corpus": corpus_fingerprint,
+            }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     partial.replace(path)
 
 
-def load_pairs(path: Path, blocks: int) -> list[Pair]:
-    """Reads what `save_pairs` wrote, for a corpus of so many blocks.
+def load_pairs(path: Path, store: BlockStore) -> list[Pair]:
+    """Reads what `save_pairs` wrote; lines made by hand may do without `corpus`.
 
     Raises:
-      OrqaError: A line has a defect, or other negatives than the first in number.
+      OrqaError: A line has a defect, is of another corpus, or has other negatives than the first in
+        number.
     """
     pairs: list[Pair] = []
     for where, record in read_jsonl(path):
@@ -116,10 +124,15 @@ def load_pairs(path: Path, blocks: int) -> list[Pair]:
         numbers = [record.get("positive"), *(negatives if isinstance(negatives, list) else [None])]
         if not isinstance(question, str) or not question.strip():
             raise OrqaError(f"{where} needs a 'question' that is a string and not blank.")
-        if not all(type(number) is int and 0 <= number < blocks for number in numbers):
+        if record.get("corpus", store.fingerprint) != store.fingerprint:
+            raise OrqaError(
+                f"{where} has blocks of the corpus {record['corpus']!r}, but {store.folder} is "
+                f"{store.fingerprint!r}; make the pairs again with `orqa mine`."
+            )
+        if not all(type(number) is int and 0 <= number < len(store) for number in numbers):
             raise OrqaError(
                 f"{where} needs a 'positive' and 'negatives' that are blocks of this corpus, "
-                f"numbers from 0 to {blocks - 1}."
+                f"numbers from 0 to {len(store) - 1}."
             )
         if pairs and len(negatives) != len(pairs[0].negatives):
             raise OrqaError(

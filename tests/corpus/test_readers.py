@@ -217,6 +217,50 @@ def test_single_files_and_mixtures(tmp_path):
     ]
 
 
+def pdf(pages: list[str], title: str = "") -> bytes:
+    """A PDF of one line a page, written by hand: it names the place of each of its objects."""
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Count {len(pages)} /Kids [{kids}] >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for n, text in enumerate(pages):
+        drawn = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        objects.append(
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
+            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * n} 0 R >>"
+        )
+        objects.append(f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream")
+    objects.append(f"<< /Title ({title}) >>")
+    body, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(body))
+        body += f"{number} 0 obj\n{content}\nendobj\n".encode()
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    end = f"trailer\n<< /Size {size} /Root 1 0 R /Info {size - 1} 0 R >>\n"
+    head = f"xref\n0 {size}\n0000000000 65535 f \n{table}"
+    return body + f"{head}{end}startxref\n{len(body)}\n%%EOF\n".encode()
+
+
+def test_pdfs(tmp_path, caplog):
+    write(tmp_path / "owls.pdf", pdf(["Owls hunt.", "At night."], "On Owls"))
+    write(tmp_path / "plain.pdf", pdf(["One page."]))
+    write(tmp_path / "scan.pdf", pdf([""]))
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path) == [
+            Document("owls.pdf", "On Owls", "Owls hunt.\n\nAt night."),
+            Document("plain.pdf", "plain", "One page."),
+        ]
+    assert not caplog.text
+    skipped = Counter[str]()
+    assert not list(read_pages(find_files([tmp_path / "plain.pdf"]), skipped))[1:]
+    with pytest.raises(OrqaError, match=r"scan\.pdf holds no documents"):
+        list(read_pages(find_files([tmp_path / "scan.pdf"]), skipped))
+    assert skipped == {"PDF without text": 1}
+
+
 # -- what cannot be read
 
 
@@ -242,14 +286,20 @@ def test_blank_lines_only(tmp_path):
 
 
 def test_a_folder_with_nothing_to_read(tmp_path):
-    write(tmp_path / "scan.pdf", b"%PDF")
-    with pytest.raises(OrqaError, match=r"holds no .txt, .md, .html or wiki_NN files"):
+    write(tmp_path / "scan.png", b"\x89PNG")
+    with pytest.raises(OrqaError, match=r"holds no .txt, .md, .html, .pdf or wiki_NN files"):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"%PDF-1.4", b"PK\x03\x04", b"\x1f\x8b\x08broken"])
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"\x1f\x8b\x08broken"])
 def test_unsupported_files(tmp_path, content):
-    with pytest.raises(OrqaError, match=r"report.pdf (is of no known kind|cannot be read)"):
+    with pytest.raises(OrqaError, match=r"report.doc (is of no known kind|cannot be read)"):
+        read(write(tmp_path / "report.doc", content))
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.4", b"no PDF", pdf(["Owls hunt."])[:150]])
+def test_damaged_pdfs(tmp_path, content):
+    with pytest.raises(OrqaError, match=r"report.pdf cannot be read as a PDF \(.+\); open it"):
         read(write(tmp_path / "report.pdf", content))
 
 

@@ -14,6 +14,7 @@ from orqa_jax.text.wordpiece import WordPiece
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, "the", "flood", "took", "quay", "ilse", "##s", ".", "a", "of", "umber"]
+GOLDEN = Path(__file__).parents[1] / "golden"
 BLOCKS = [
     ("Ilse", ["The flood took the quay.", "A quay."]),
     ("Ilse", ["The Ilse floods."]),
@@ -58,11 +59,25 @@ def test_blocks_keep_their_numbers_and_wordpieces(tmp_path: Path, monkeypatch) -
     assert BlockStore(tmp_path / "corpus").fingerprint == store.fingerprint
 
 
+def test_what_tensorflow_wrote(tmp_path: Path) -> None:
+    vocabulary = (GOLDEN / "bert" / "vocab.txt").read_text("utf-8").splitlines()
+    tokenizer = WordPiece.from_vocab(vocabulary)
+    store = import_release_corpus(GOLDEN / "corpus", tmp_path / "corpus", tokenizer)
+    assert [store.title(block) for block in range(5)] == ["q a", "q a", "É e", "z", "z"]
+    assert store.text(2) == "j k l m n o"
+    assert [vocabulary[i] for i in store.block_tokens(2)] == ["j", "k", "l", "m", "n", "o"]
+    assert [vocabulary[i] for i in store.title_tokens(2)] == ["e", "e"]
+    assert store.sentence_starts(2).tolist() == [0, 2, 3]
+    assert store.sentence_starts(1).tolist() == [0]
+
+
 def test_defects_are_named(tmp_path: Path) -> None:
     folder, out = tmp_path / "tfr", tmp_path / "corpus"
     tokenizer = write_release(folder)
     other = WordPiece.from_vocab([*VOCABULARY, "##ood", "fl"][::-1])
-    with pytest.raises(OrqaError, match=r"Block 0 .* is other wordpieces under this tokenizer"):
+    with pytest.raises(
+        OrqaError, match=r"Of the first 3 blocks in .*, 3 are other wordpieces under"
+    ):
         import_release_corpus(folder, out, other)
     titles = folder / "titles.tfr"
     whole = titles.read_bytes()
@@ -94,3 +109,21 @@ def test_defects_are_named(tmp_path: Path) -> None:
 def test_records_of_any_length(tmp_path: Path) -> None:
     records = [b"", b"x" * 70_000, b"last"]
     assert list(read_tfrecords(write_records(tmp_path / "r.tfr", records))) == records
+
+
+def test_a_tenth_of_the_first_blocks_may_be_other_wordpieces(tmp_path: Path) -> None:
+    tokenizer = WordPiece.from_vocab(VOCABULARY)
+    (of_text,) = (encoded.ids for encoded in tokenizer.encode(["The quay."]))
+    folder = tmp_path / "tfr"
+    folder.mkdir()
+    write_records(folder / "blocks.tfr", [b"The quay."] * 120)
+    write_records(folder / "titles.tfr", [b"Quay"] * 120)
+    for others in (10, 11):
+        rows = [of_text[:-1]] * others + [of_text] * (120 - others)
+        examples = [example(title_ids=[8], token_ids=ids, sentence_starts=[0]) for ids in rows]
+        write_records(folder / "examples.tfr", examples)
+        if others == 10:
+            assert len(import_release_corpus(folder, tmp_path / "corpus", tokenizer)) == 120
+        else:
+            with pytest.raises(OrqaError, match=r"Of the first 100 blocks in .*, 11 are other"):
+                import_release_corpus(folder, tmp_path / "again", tokenizer)

@@ -32,6 +32,7 @@ def made(count=200, *, seed=0, **changes):
             answers=("a",),
             answer="a" if right else "b",
             exact_match=right,
+            modern_match=right,
             f1=1.0 if right else float(rng.integers(0, 3)) / 4,
             rank_token=rank if rank < 30 else None,
             rank_substring=rank if rank < 20 else None,
@@ -51,7 +52,7 @@ def test_names_follow_what_is_known():
     recall = [f"recall@{k}" for k in (1, 5, 20, 100)]
     substring = [f"substring_{name}" for name in recall]
     rest = ["mrr", "oracle_exact", "oracle_f1"]
-    answers = ["exact_match", "f1"]
+    answers = ["exact_match", "modern_match", "f1"]
     assert metric_names(made(40)) == [*answers, *recall, *substring, *rest]
     gold = [f"gold_{name}" for name in recall]
     assert metric_names(made(40, rank_gold=3, rank_substring=None)) == [
@@ -154,7 +155,7 @@ def test_compare():
     assert found["f1"].mcnemar_p is None
     assert found["mrr"].only_a is None
     assert found["recall@5"].mcnemar_p is not None
-    assert list(compare(a, made(retrieved=None))) == ["exact_match", "f1"]
+    assert list(compare(a, made(retrieved=None))) == ["exact_match", "modern_match", "f1"]
 
 
 def test_only_the_same_questions_are_compared():

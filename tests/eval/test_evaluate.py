@@ -25,6 +25,7 @@ def test_scores_by_hand() -> None:
     found = evaluate(PREDICTIONS, REFERENCES, BLOCKS.__getitem__)
     expected = {
         "exact_match": [1, 0, 0],
+        "modern_match": [1, 0, 0],
         "f1": [1, 2 / 3, 2 / 3],
         "recall@1": [0, 1, 0],
         "recall@5": [1, 1, 0],
@@ -39,7 +40,8 @@ def test_scores_by_hand() -> None:
 
 def test_without_blocks_there_is_no_recall() -> None:
     predictions = [{"id": i, "answer": ""} for i in REFERENCES]
-    assert list(evaluate(predictions, REFERENCES).intervals) == ["exact_match", "f1"]
+    found = evaluate(predictions, REFERENCES)
+    assert list(found.intervals) == ["exact_match", "modern_match", "f1"]
     with pytest.raises(OrqaError, match=r"3 question id\(s\) predicted without 'retrieved'"):
         evaluate(predictions, REFERENCES, BLOCKS.__getitem__)
 
@@ -73,9 +75,9 @@ def test_a_block_outside_the_corpus_is_named() -> None:
 def judgement(**changes) -> Judgement:
     given = {
         "id": "q", "question": "Who?", "answers": ("a",), "answer": "a", "exact_match": True,
-        "f1": 1.0, "rank_token": 4, "rank_substring": None, "rank_gold": 5, "retrieved": 9,
-        "oracle_exact": True, "oracle_f1": 0.75, "outcome": "right", "confidence": None,
-        "kinds": {},
+        "modern_match": False, "f1": 1.0, "rank_token": 4, "rank_substring": None,
+        "rank_gold": 5, "retrieved": 9, "oracle_exact": True, "oracle_f1": 0.75,
+        "outcome": "right", "confidence": None, "kinds": {},
     }  # fmt: skip
     return Judgement(**{**given, **changes})
 
@@ -84,6 +86,7 @@ def judgement(**changes) -> Judgement:
     ("name", "expected"),
     [
         ("exact_match", [1, 0]),
+        ("modern_match", [0, 1]),
         ("f1", [1, 0.5]),
         ("recall@3", [0, 0]),
         ("recall@4", [1, 0]),
@@ -97,6 +100,7 @@ def judgement(**changes) -> Judgement:
 )
 def test_metrics_by_hand(name: str, expected: list[float]) -> None:
     wrong = {"exact_match": False, "f1": 0.5, "rank_token": None, "rank_substring": 100}
+    wrong |= {"modern_match": True}
     wrong |= {"rank_gold": None, "oracle_exact": False, "oracle_f1": 0.2}
     np.testing.assert_allclose(metric([judgement(), judgement(**wrong)], name), expected)
 

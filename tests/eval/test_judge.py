@@ -82,6 +82,27 @@ def test_patterns():
     assert outcome("Lind", [0], reference=reference).outcome == "lost by the reader"
 
 
+@pytest.mark.parametrize(
+    ("answer", "reference", "exact", "modern"),
+    [
+        ("1914–18", "1914-18", False, True),
+        ("A", "The", True, False),
+        ("the mill", "Mill", True, True),
+        ("mills", "Mill", False, False),
+    ],
+)
+def test_both_matches(answer, reference, exact, modern):
+    found = judge([{"id": "q", "answer": answer}], [Example("q", "?", (reference,))])[0]
+    assert (found.exact_match, found.modern_match) == (exact, modern)
+
+
+def test_a_pattern_has_to_match_the_whole_answer_for_the_modern_match():
+    reference = Example("q", "Where?", ("paris",), match="regex")
+    for answer, modern in (("Paris", True), ("Parisian fashion", False)):
+        found = judge([{"id": "q", "answer": answer}], [reference])[0]
+        assert (found.exact_match, found.modern_match) == (True, modern)
+
+
 def test_without_blocks():
     found = judge([{"id": "q", "answer": "x"}], [QUESTION])[0]
     assert (found.outcome, found.retrieved, found.rank_token, found.oracle_exact) == (

@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index import scann as scann_module
@@ -85,6 +87,35 @@ def test_equal_scores_come_in_order_of_id(vectors_NP, folder):
     ids_BK, scores_BK = index.search(vectors_NP[50:51], 4)
     assert ids_BK.tolist() == [[7, 50, 99, 4000]]
     assert len(set(scores_BK[0].tolist())) == 1
+
+
+@given(st.lists(st.lists(st.sampled_from([3.0, 2.0, 1.5, np.nan]), min_size=7, max_size=7)))
+def test_candidates_are_sorted_with_ties_by_id(rows):
+    scores_BM = np.array(rows, np.float32).reshape(-1, 7)
+    ids_BM = np.random.default_rng(0).permuted(
+        np.tile(np.arange(7, dtype=np.int32), (len(rows), 1)), axis=1
+    )
+    ids_BK, scores_BK = scann_module._sort(ids_BM, scores_BM, 5)
+    order_BK = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :5]
+    np.testing.assert_array_equal(scores_BK, np.take_along_axis(scores_BM, order_BK, axis=1))
+    known = ~np.isnan(scores_BK)
+    np.testing.assert_array_equal(
+        ids_BK[known], np.take_along_axis(ids_BM, order_BK, axis=1)[known]
+    )
+
+
+@needs_scann
+def test_more_is_scored_again_where_the_quantised_order_is_too_rough(tmp_path):
+    rng = np.random.default_rng(4)
+    deviation_P = np.arange(1, 33, dtype=np.float32) ** -0.5
+    vectors_NP = (rng.standard_normal((6000, 32), dtype=np.float32) * deviation_P).astype(
+        np.float32
+    )
+    index = ScannIndex.build(vectors_NP, tmp_path / "scann", **MADE_FROM)
+    assert [effort.k for effort in index.efforts] == [100, 5000]
+    for effort in index.efforts:
+        assert effort.recall >= 0.95
+        assert effort.k <= effort.rescored <= 6000
 
 
 @needs_scann

@@ -6,25 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.bert import random_weights, tiny_config
 from oracles.bundle import write_bundle
 from safetensors.numpy import save_file
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.models.bert import BertConfig
+from orqa_jax.models.bert import Bert
 from orqa_jax.models.foreign import (
     load_realm,
     load_tensorflow_bert,
     load_tensorflow_embeddings,
     load_tensorflow_reader,
     load_tensorflow_retriever,
-    tensorflow_bert_names,
 )
 from orqa_jax.models.reader import SpanReader
 from orqa_jax.models.retriever import DualEncoder
 from orqa_jax.models.tensorflow import read_tensorflow
 from orqa_jax.models.torch_file import read_torch
-from orqa_jax.models.weights import bert_names, fingerprint_params, load_bert, save_bert
+from orqa_jax.models.weights import fingerprint_params, load_bert, save_bert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHAPE = {"hidden_act": "gelu_new", "heads": 2}
@@ -81,19 +79,17 @@ def renamed(tmp_path, rename):
 
 
 def test_an_ict_module_and_realms_embedder(tmp_path):
-    def ict(name):
-        return name.removeprefix("module/") if name.startswith("module/") else None
-
     golden = np.load(GOLDEN / "release" / "golden.npz")
-    renamed(tmp_path, ict)
-    found = load_tensorflow_retriever(tmp_path, **SHAPE)
+    found = load_tensorflow_retriever(GOLDEN / "ict", **SHAPE)
     np.testing.assert_allclose(vectors(found, golden), golden["vectors"], atol=1e-5)
     assert found.unplaced == []
+    embeddings = load_tensorflow_embeddings(GOLDEN / "ict")
+    np.testing.assert_array_equal(embeddings, np.load(GOLDEN / "ict" / "golden.npz")["block_emb"])
 
     def realm(name):
-        return ict(name) and f"module/module/{ict(name)}".replace(
-            "layer_normalization", "LayerNorm"
-        )
+        if name.startswith("module/"):
+            return f"module/{name}".replace("layer_normalization", "LayerNorm")
+        return None
 
     renamed(tmp_path / "realm", realm)
     found = load_tensorflow_retriever(tmp_path / "realm", **SHAPE)
@@ -123,42 +119,33 @@ def test_what_is_missing_or_ambiguous_is_named(tmp_path):
         load_tensorflow_embeddings(GOLDEN / "release")
 
 
-def released_bert(folder):
-    """A tiny BERT as google-research/bert has them, and its weights as torch would."""
-    config, weights = tiny_config(), random_weights(tiny_config())
-    shape = BertConfig.from_dict(config)
-    paths = bert_names(shape)
-    tensors = {}
-    for path, name in tensorflow_bert_names(shape, "bert/").items():
-        value = weights[paths[path]]
-        tensors[name] = value.T if path[-1] == "kernel" else value
-    tensors |= {"cls/seq_relationship/output_bias": np.zeros(2, "f"), "x/adam_v": np.ones(3, "f")}
-    write_bundle(folder / "bert_model.ckpt", tensors)
-    (folder / "bert_config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
-    return config, weights
+@pytest.mark.parametrize(("hidden_act", "code"), [(None, ""), ("gelu_new", "later_")])
+def test_bert_as_tensorflow_computes_it(hidden_act, code):
+    golden = np.load(GOLDEN / "bert" / "golden.npz")
+    found = load_tensorflow_bert(GOLDEN / "bert", hidden_act=hidden_act)
+    model, params = Bert(found.config), {"params": found.params}
+    hidden = model.apply(params, *batch(golden))
+    assert np.abs(golden["later_hidden"] - golden["hidden"]).max() > 1e-4
+    np.testing.assert_allclose(hidden, golden[f"{code}hidden"], atol=1e-5)
+    pooled = model.apply(params, hidden, method="pool")
+    np.testing.assert_allclose(pooled, golden[f"{code}pooled"], atol=1e-5)
+    assert found.unplaced == [
+        "cls/predictions/output_bias",
+        "cls/predictions/transform/LayerNorm/beta",
+        "cls/predictions/transform/LayerNorm/gamma",
+        "cls/predictions/transform/dense/bias",
+        "cls/predictions/transform/dense/kernel",
+        "cls/seq_relationship/output_bias",
+        "cls/seq_relationship/output_weights",
+    ]
 
 
 def test_a_released_bert_becomes_an_encoder_folder(tmp_path):
-    released_bert(tmp_path / "uncased")
-    names = set(read_tensorflow(tmp_path / "uncased" / "bert_model.ckpt"))
-    # As BERT's release spells them.
-    assert {
-        "bert/embeddings/word_embeddings",
-        "bert/embeddings/LayerNorm/gamma",
-        "bert/encoder/layer_1/attention/self/query/kernel",
-        "bert/encoder/layer_0/attention/output/LayerNorm/beta",
-        "bert/pooler/dense/bias",
-    } <= names
-    found = load_tensorflow_bert(tmp_path / "uncased")
-    assert found.unplaced == ["cls/seq_relationship/output_bias"]
+    found = load_tensorflow_bert(GOLDEN / "bert")
     save_bert(tmp_path / "encoder", found.config, found.params)
     config, params = load_bert(tmp_path / "encoder")
     assert config == found.config
     assert fingerprint_params(params) == fingerprint_params(found.params)
-    np.testing.assert_array_equal(
-        params["layer_1"]["intermediate"]["kernel"],
-        random_weights(tiny_config())["encoder.layer.1.intermediate.dense.weight"].T,
-    )
     with pytest.raises(OrqaError, match=r"bert_config.json does not exist"):
         load_tensorflow_bert(tmp_path)
 

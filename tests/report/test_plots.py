@@ -9,9 +9,10 @@ from orqa_jax.report.plots import learning_curves, recall_curve
 def judged(depth):
     return [
         Judgement(
-            id=f"q{rank}", question="?", answers=("a",), answer="a", exact_match=True, f1=1.0,
-            rank_token=rank, rank_substring=rank, rank_gold=None, retrieved=depth,
-            oracle_exact=True, oracle_f1=1.0, outcome="right", confidence=None, kinds={},
+            id=f"q{rank}", question="?", answers=("a",), answer="a", exact_match=True,
+            modern_match=True, f1=1.0, rank_token=rank, rank_substring=rank, rank_gold=None,
+            retrieved=depth, oracle_exact=True, oracle_f1=1.0, outcome="right", confidence=None,
+            kinds={},
         )
         for rank in (1, 2)
     ]  # fmt: skip

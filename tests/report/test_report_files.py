@@ -156,7 +156,8 @@ def test_answers_in_corpus(store):
 
 def test_without_a_corpus_there_are_only_answers(tmp_path, store, references, caplog):
     path = predictions(tmp_path / "p.jsonl", store)
-    assert list(evaluate_file(path, references).intervals) == ["exact_match", "f1"]
+    found = evaluate_file(path, references)
+    assert list(found.intervals) == ["exact_match", "modern_match", "f1"]
     assert "No recall" in caplog.text
     assert judge_file(path, references)[0].retrieved is None
 
@@ -194,7 +195,7 @@ def test_a_reader_of_others_that_ranks_no_blocks(tmp_path, references, caplog):
     path = tmp_path / "reader.json"
     path.write_text(json.dumps(items))
     found = evaluate_file(path, references).intervals
-    assert list(found) == ["exact_match", "f1"]
+    assert list(found) == ["exact_match", "modern_match", "f1"]
     assert found["exact_match"].mean == pytest.approx(1 / 3)
     assert "names no retrieved blocks" in caplog.text
     assert [one.confidence for one in judge_file(path, references)] == [1.0] * 3

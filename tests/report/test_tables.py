@@ -24,6 +24,7 @@ def judged(rights, **changes):
                 **given,
                 "id": f"q{number}",
                 "exact_match": right,
+                "modern_match": right,
                 "f1": float(right),
                 "outcome": "right" if right else "lost by the reader",
                 "confidence": 0.8 if right else 0.3,
@@ -39,8 +40,8 @@ GOOD, BAD = judged([True] * 6 + [False] * 4), judged([True, *[False] * 9])
 
 def test_main_tables():
     answers, retrieval = main_tables({"good": GOOD, "bad": BAD})
-    head = ["system", "exact match", "F1", "best span, exact match", "best span, F1"]
-    assert answers.cells[0] == head
+    head = ["system", "exact match", "modern match", "F1"]
+    assert answers.cells[0] == [*head, "best span, exact match", "best span, F1"]
     assert [row[0] for row in answers.cells[1:]] == ["good", "bad"]
     assert answers.cells[1][1].startswith("60.0 [")
     assert answers.note.startswith("10 questions")

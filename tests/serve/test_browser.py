@@ -63,6 +63,7 @@ def wait_for_answer(page):
 def test_accessible_on_every_screen_and_nothing_moves(page):
     for question in ("", QUESTION):
         if question:
+            playwright.expect(page.locator("#question")).to_be_focused()
             page.keyboard.type(question)
             page.keyboard.press("Enter")
             wait_for_answer(page)
@@ -81,7 +82,8 @@ def test_by_keyboard_alone_under_the_policy(browser, server):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
     page.goto(f"http://127.0.0.1:{server.port}/")
-    page.keyboard.type(QUESTION)  # the question has the focus
+    playwright.expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type(QUESTION)
     page.keyboard.press("Enter")
     wait_for_answer(page)
 

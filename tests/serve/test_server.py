@@ -22,7 +22,7 @@ from tiny_world import documents, trained_run, world
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
-from orqa_jax.predict import load_answerer
+from orqa_jax.predict import chosen_system, load_answerer
 from orqa_jax.serve.config import ServeConfig, check_config
 from orqa_jax.serve.server import serve
 from orqa_jax.train.checkpoint import describe_model, load_model, save_model
@@ -501,10 +501,11 @@ def newer_runs(tmp_path):
     damaged[-100] ^= 1
     weights.write_bytes(damaged)
     (tmp_path / "current").symlink_to("old")
-    confidence = {"slope": 4.0, "intercept": -1.0, "threshold": 0.5, "system": "orqa"}
+    confidence = {"slope": 4.0, "intercept": -1.0, "threshold": 0.5, "system": "bm25"}
     about = describe_model(runs["new"] / "finetune" / "model", kind="question answerer")
     confidence["weights_fingerprint"] = about["weights_fingerprint"]
     (runs["new"] / "calibration.json").write_text(json.dumps(confidence))
+    (runs["new"] / "fit.json").write_text(json.dumps({"system": "bm25"}))
     return runs, tmp_path / "current"
 
 
@@ -517,7 +518,7 @@ def test_a_newer_run_takes_over_and_a_broken_one_never_does(newer_runs):
     runs, link = newer_runs
     expected = {}
     for name in ("old", "new"):
-        loaded = load_answerer(runs[name])
+        loaded = load_answerer(runs[name], system=chosen_system(runs[name]))
         expected[loaded.weights_fingerprint] = loaded.answer(QUESTIONS[:2])
     old, new = expected
     assert expected[old][0].candidates != expected[new][0].candidates
@@ -561,6 +562,8 @@ def test_a_newer_run_takes_over_and_a_broken_one_never_does(newer_runs):
             wait_until(lambda: about()["weights_fingerprint"] == new)
             assert about()["last_load_failure"] is None
             assert about()["calibrated"] is True
+            assert about()["system"] == "bm25"
+            assert about()["retrievers"] == ["bm25", "dense", "hybrid"]
             # Within one folder too, and at once on SIGHUP.
             loads = server.metrics()["orqa_loads_total", "done"]
             server.process.send_signal(signal.SIGHUP)
@@ -590,7 +593,7 @@ def test_a_newer_run_takes_over_and_a_broken_one_never_does(newer_runs):
                     assert abstain is bool(right < 0.5)
         metrics = server.metrics()
         assert metrics["orqa_loads_total", "failed"] >= 2
-        assert metrics["orqa_model", f"{world().store.fingerprint} orqa {new}"] == 1
+        assert metrics["orqa_model", f"{world().store.fingerprint} bm25 {new}"] == 1
         assert ("orqa_model", f"{world().store.fingerprint} orqa {old}") not in metrics
 
         # Each client has a rate of its own, behind the proxy that is trusted.

@@ -26,13 +26,21 @@ from tiny_world import (
 )
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.exact import ExactIndex
-from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
+from orqa_jax.models.reader import (
+    ReaderConfig,
+    SpanReader,
+    init_reader,
+    reader_config_from_dict,
+)
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.models.weights import load_bert
+from orqa_jax.predict import load_answerer
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
+from orqa_jax.train import finetune as finetune_module
 from orqa_jax.train.checkpoint import load_model
 from orqa_jax.train.config import make_config
 from orqa_jax.train.finetune import (
@@ -41,7 +49,10 @@ from orqa_jax.train.finetune import (
     batches,
     finetune,
     fingerprint_examples,
+    make_models,
     make_step,
+    make_trial,
+    open_source,
     orqa_loss,
     step_rows,
     total_steps,
@@ -393,6 +404,60 @@ def test_ctrl_c_saves_the_step(two_phase_run, tmp_path):
     finetune(config)
     weights = "model/weights.safetensors"
     assert (tmp_path / weights).read_bytes() == (two_phase_run / weights).read_bytes()
+
+
+@pytest.mark.parametrize(("found", "kept"), [([0.1, 0.5, 0.2, 0.4], 2), ([0.1, 0.5, 0.5, 0.4], 3)])
+def test_the_best_of_several_trials_is_kept(two_phase_run, tmp_path, monkeypatch, found, kept):
+    tried = []
+
+    def make_trial(models, source, question_length, batch_size):
+        assert [len(source.questions), batch_size] == [len(questions()), 8]
+
+        def trial(params):
+            tried.append(jax.device_get(params))
+            return found[len(tried) - 1]
+
+        return trial
+
+    monkeypatch.setattr(finetune_module, "make_trial", make_trial)
+    out, dev = tmp_path / "out", str(world().questions)
+    config = finetune_config(
+        indexed_run(), retrieval="two_phase", out=str(out), dev=dev, dev_every=1, log_every=1
+    )
+    about, params, _ = load_model(finetune(config), kind="question answerer")
+    assert (about["step"], about["dev_exact_match"]) == (kept, found[kept - 1])
+    equal_trees(params, tried[kept - 1])
+    assert [line["dev_exact_match"] for line in metrics_of(out)] == found
+    # Trials change nothing about the training.
+    last = load_model(two_phase_run / "model", kind="question answerer")[1]
+    equal_trees(tried[-1], last)
+
+
+def test_a_trial_counts_what_the_answerer_gets_right(tmp_path):
+    model = trained_run() / "finetune" / "model"
+    about, params, tokenizer = load_model(model, kind="question answerer")
+    settings = {"reading_share": 1.0, "early_update_beam": 20}
+    config = finetune_config(indexed_run(), **settings)
+    examples = load_examples(world().questions)
+    answers = load_answerer(trained_run()).answer([example.question for example in examples])
+    # Some are made right, so that there is something to count.
+    examples = [
+        dataclasses.replace(example, answers=(answer.candidates[0].answer,))
+        if number % 3 == 0
+        else example
+        for number, (example, answer) in enumerate(zip(examples, answers, strict=True))
+    ]
+    right = [
+        bool(exact_match(answer.candidates[0].answer, example.answers))
+        for answer, example in zip(answers, examples, strict=True)
+    ]
+    fingerprint = about["retriever_fingerprint"]
+    source = open_source(config, world().store, fingerprint, tokenizer, examples)
+    reader_config = reader_config_from_dict(about["reader"])
+    models = make_models(config, retriever_config_from_dict(about["retriever"]), reader_config)
+    trial = make_trial(models, source, about["question_length"], 8)
+    assert trial(params) == pytest.approx(np.mean(right))
+    assert np.mean(right) >= 10 / 30
 
 
 def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.bundle import example, write_bundle, write_records
 from safetensors.numpy import load_file
 from tiny_world import orqa, trained_run
 
 from orqa_jax.cli import main
+from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.models.tensorflow import read_tensorflow
 from orqa_jax.models.weights import load_bert, save_bert
@@ -20,56 +20,41 @@ from orqa_jax.train.checkpoint import load_model, save_model
 from orqa_jax.train.exporting import export_encoders, export_predictions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-# 31 entries, as the golden weights have embeddings.
-VOCABULARY = [*SPECIAL, "the", "quay", "ilse", "##s", ".", *"abcdefghijklmnopqrst", "?"]
-TEXTS = ["the quay.", "ilse.", "a quay of ilse?", "the ilse s.", "a b c."]
+
+
+def test_a_released_bert_has_the_gelu_that_is_asked_for(tmp_path: Path) -> None:
+    for option, expected in (((), "gelu"), (("--hidden-act", "gelu_new"), "gelu_new")):
+        orqa("import", "bert", GOLDEN / "bert", tmp_path / expected, *option)
+        config, params = load_bert(tmp_path / expected)
+        assert config.hidden_act == expected
+        tensors = read_tensorflow(GOLDEN / "bert" / "bert_model.ckpt")
+        np.testing.assert_array_equal(
+            params["layer_1"]["query"]["kernel"],
+            tensors["bert/encoder/layer_1/attention/self/query/kernel"],
+        )
+        tokenizer = WordPiece.load(tmp_path / expected)
+        assert tokenizer.encode(["B a?"])[0].ids.tolist() == [6, 5, 1]
 
 
 @pytest.fixture
-def released(tmp_path: Path) -> Path:
-    """An encoder, and the corpus files of a release of five blocks."""
-    tokenizer = WordPiece.from_vocab(VOCABULARY)
-    assert tokenizer.vocab_size == 31
-    tensors = read_tensorflow(GOLDEN / "release")
-    bert = {
-        name.removeprefix("reader/module/"): value
-        for name, value in tensors.items()
-        if name.startswith("reader/module/bert/")
-    }
-    write_bundle(tmp_path / "bert" / "bert_model.ckpt", bert)
-    (tmp_path / "bert" / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 24, "max_position_embeddings": 64}
-    (tmp_path / "bert" / "bert_config.json").write_text(json.dumps(sizes))
-    records = tmp_path / "tfr"
-    records.mkdir()
-    ids = [encoded.ids for encoded in tokenizer.encode(TEXTS)]
-    title = tokenizer.encode(["quay"])[0].ids
-    examples = [example(title_ids=title, token_ids=x, sentence_starts=[0]) for x in ids]
-    write_records(records / "blocks.tfr", [text.encode() for text in TEXTS])
-    write_records(records / "titles.tfr", [b"quay"] * 5)
-    write_records(records / "examples.tfr", examples)
-    return tmp_path
+def imported(tmp_path: Path) -> tuple[Path, Path]:
+    """A run folder with the released corpus of five blocks, and the encoder of its vocabulary."""
+    run, encoder = tmp_path / "run", tmp_path / "encoder"
+    orqa("import", "bert", GOLDEN / "bert", encoder)
+    orqa("import", "corpus", GOLDEN / "corpus", run, "--encoder", encoder)
+    return run, encoder
 
 
-def test_a_released_orqa_answers(released: Path, capsys, caplog) -> None:
-    run, encoder = released / "run", released / "encoder"
-    vectors = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
-    module = released / "ict"
-    tensors = read_tensorflow(GOLDEN / "release")
-    inner = {n.removeprefix("module/"): v for n, v in tensors.items() if n.startswith("module/")}
-    write_bundle(module / "variables" / "variables", inner)
-    write_bundle(module / "encoded" / "encoded.ckpt", {"block_emb": vectors})
-
-    orqa("import", "bert", released / "bert", encoder)
-    orqa("import", "corpus", released / "tfr", run, "--encoder", encoder)
-    orqa("import", "retriever", module, run, "--encoder", encoder, "--heads", 2)
+def test_a_released_orqa_answers(imported, capsys, caplog) -> None:
+    run, encoder = imported
+    orqa("import", "retriever", GOLDEN / "ict", run, "--encoder", encoder, "--heads", 2)
     with caplog.at_level("INFO"):
         orqa("import", "answerer", GOLDEN / "release", run, "--encoder", encoder, "--heads", 2)
     assert "reader/module/cls/predictions/output_bias" in caplog.text
+    vectors = np.load(GOLDEN / "ict" / "golden.npz")["block_emb"]
     np.testing.assert_array_equal(np.load(run / "index" / "embeddings.npy"), vectors)
     about, params, _ = load_model(run / "finetune" / "model", kind="question answerer")
+    tensors = read_tensorflow(GOLDEN / "release")
     np.testing.assert_array_equal(
         params["reader"]["endpoints"]["bias"], tensors["reader/dense/bias"]
     )
@@ -80,15 +65,14 @@ def test_a_released_orqa_answers(released: Path, capsys, caplog) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"reader_length": 40}))
     for system in ("orqa", "zero_shot"):
         answerer = load_answerer(run, system=system)
-        (answer,) = answerer.answer(["a quay?"])
-        assert answer.candidates[0].answer in TEXTS[answer.candidates[0].block]
+        (answer,) = answerer.answer(["b c?"])
+        best = answer.candidates[0]
+        assert best.answer in BlockStore(run / "corpus").text(best.block)
         assert len(answer.retrieved) == 5
 
 
-def test_a_hugging_face_realm_answers(released: Path) -> None:
-    run, encoder = released / "run", released / "encoder"
-    orqa("import", "bert", released / "bert", encoder)
-    orqa("import", "corpus", released / "tfr", run, "--encoder", encoder)
+def test_a_hugging_face_realm_answers(imported) -> None:
+    run, encoder = imported
     orqa("import", "realm", GOLDEN / "realm", run, "--encoder", encoder)
     golden = np.load(GOLDEN / "realm" / "golden.npz")
     np.testing.assert_array_equal(np.load(run / "index" / "embeddings.npy"), golden["block_emb"])
@@ -98,22 +82,29 @@ def test_a_hugging_face_realm_answers(released: Path) -> None:
     assert answer.candidates
 
 
-def test_what_does_not_belong_together_is_refused(released: Path, capsys) -> None:
-    run, encoder = released / "run", released / "encoder"
-    orqa("import", "bert", released / "bert", encoder)
+def test_what_does_not_belong_together_is_refused(imported, tmp_path: Path, capsys) -> None:
+    run, encoder = imported
     arguments = ["import", "retriever", str(GOLDEN / "release"), str(run)]
     assert main(arguments) == 2
-    assert "Give --encoder, the BERT that this retriever was made with" in capsys.readouterr().err
-    (encoder / "vocab.txt").write_text("\n".join(VOCABULARY[:-1]) + "\n")
+    assert "arguments are required: --encoder" in capsys.readouterr().err
+    assert main(["import", "corpus", "tfr", str(run), "--encoder", "bert", "--heads", "2"]) == 2
+    assert "unrecognized arguments: --heads 2" in capsys.readouterr().err
+    vocabulary = (encoder / "vocab.txt").read_text().splitlines()
+    (encoder / "vocab.txt").write_text("\n".join(vocabulary[:-1]) + "\n")
     assert main([*arguments, "--encoder", str(encoder), "--heads", "2"]) == 2
     assert "has 30 entries, but the weights have embeddings of 31" in capsys.readouterr().err
     assert not (run / "ict" / "model").exists()
-    shutil.copyfile(encoder / "vocab.txt", released / "bert" / "vocab.txt")
-    assert main(["import", "bert", str(released / "bert"), str(released / "again")]) == 2
-    (released / "bert" / "vocab.txt").unlink()
-    assert main(["import", "bert", str(released / "bert"), str(released / "again")]) == 2
+    assert main(["import", "bert", str(GOLDEN / "bert"), str(encoder)]) == 2
+    assert "is not an empty folder; choose another" in capsys.readouterr().err
+    released, again = tmp_path / "bert", tmp_path / "again"
+    shutil.copytree(GOLDEN / "bert", released)
+    shutil.copyfile(encoder / "vocab.txt", released / "vocab.txt")
+    assert main(["import", "bert", str(released), str(again)]) == 2
+    assert "has 30 entries" in capsys.readouterr().err
+    (released / "vocab.txt").unlink()
+    assert main(["import", "bert", str(released), str(again)]) == 2
     assert "vocab.txt does not exist" in capsys.readouterr().err
-    assert not (released / "again").exists()
+    assert not again.exists()
 
 
 def test_exported_encoders(tmp_path: Path) -> None:

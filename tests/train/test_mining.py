@@ -46,21 +46,29 @@ def test_a_gold_paragraph_chooses_the_positive():
 
 
 def test_pairs_round_trip_and_defects_are_named(tmp_path):
-    pairs = [Pair("who?", 3, (1, 2)), Pair("wo – é?", 0, (4, 4))]
+    store = world().store
+    last = len(store) - 1
+    pairs = [Pair("who?", 3, (1, 2)), Pair("wo – é?", 0, (4, last))]
     path = tmp_path / "pairs.jsonl"
-    save_pairs(path, pairs)
-    assert load_pairs(path, 5) == pairs
-    with pytest.raises(OrqaError, match=r"pairs.jsonl:2 needs a 'positive'.*from 0 to 3"):
-        load_pairs(path, 4)
-    save_pairs(path, [pairs[0], Pair("why?", 1, ())])
+    save_pairs(path, pairs, store.fingerprint)
+    assert load_pairs(path, store) == pairs
+    save_pairs(path, pairs, "another")
+    with pytest.raises(OrqaError, match=r"pairs.jsonl:1 has blocks of the corpus 'another'"):
+        load_pairs(path, store)
+    save_pairs(path, [pairs[0], Pair("why?", last + 1, (1, 2))], store.fingerprint)
+    with pytest.raises(OrqaError, match=rf"pairs.jsonl:2 needs a 'positive'.*from 0 to {last}"):
+        load_pairs(path, store)
+    save_pairs(path, [pairs[0], Pair("why?", 1, ())], store.fingerprint)
     with pytest.raises(OrqaError, match=r":2 has 0 negatives and the first line has 2"):
-        load_pairs(path, 5)
+        load_pairs(path, store)
+    path.write_text(json.dumps({"question": "by hand", "positive": 1}) + "\n")
+    assert load_pairs(path, store) == [Pair("by hand", 1, ())]
     path.write_text(json.dumps({"question": " ", "positive": 1}) + "\n")
     with pytest.raises(OrqaError, match=r":1 needs a 'question'"):
-        load_pairs(path, 5)
+        load_pairs(path, store)
     path.write_text("")
     with pytest.raises(OrqaError, match="holds no pairs"):
-        load_pairs(path, 5)
+        load_pairs(path, store)
 
 
 def test_the_retriever_learns_from_pairs_on_the_step_of_ict(tmp_path):
@@ -70,7 +78,7 @@ def test_the_retriever_learns_from_pairs_on_the_step_of_ict(tmp_path):
         tmp_path / "dpr", pairs=str(pairs), steps=12, batch_size=8, dropout=0.0, warmup_steps=1
     )
     (batch,) = [batch for step, batch in enumerate(ict.batches(config, 0)) if step == 3]
-    known = load_pairs(pairs, len(world().store))
+    known = load_pairs(pairs, world().store)
     assert batch["block"]["token_ids"].shape[0] == 16
     assert batch["question"]["token_ids"].shape[0] == 8
     np.testing.assert_array_equal(batch["target"], np.arange(8))
