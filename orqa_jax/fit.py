@@ -35,10 +35,11 @@ from orqa_jax.models.bert import Bert, BertConfig
 from orqa_jax.models.weights import load_bert
 from orqa_jax.predict import (
     CHOICE_NAME,
+    WEIGHTS,
     chosen_system,
     load_answerer,
     predict_file,
-    tune_bm25_weight,
+    tune_weight,
 )
 from orqa_jax.qa.cloze import cloze_examples
 from orqa_jax.qa.examples import Example, load_examples, save_examples
@@ -513,7 +514,8 @@ def save_pairs(
 
 def evaluate(out: Path, held_out: Path) -> dict[str, Evaluation]:
     """Lets every system answer what was held out."""
-    tune_bm25_weight(out, load_examples(held_out))
+    for system in WEIGHTS:
+        tune_weight(out, system, load_examples(held_out))
     results = {}
     for system in SYSTEMS:
         predictions = out / "predictions" / f"{system}.jsonl"
