@@ -42,9 +42,8 @@ from orqa_jax.train.state import Params
 
 # Sequences are padded to a multiple of this, so that few shapes are compiled.
 _LENGTH_STEP = 32
-# Sequences read together: eight took 4% less for many questions, and nearly twice as long for one
-# question that is read in three blocks.
-_ROWS = 4
+# Sequences read together at most.
+_ROWS = 8
 # Questions answered together when a file of them is read.
 _BATCH = 32
 _SECONDS_BETWEEN_LOG_LINES = 10
@@ -215,6 +214,8 @@ class Reader:
     ) -> None:
         self._params, self._store, self._tokenizer, self.sizes = params, store, tokenizer, sizes
         self._logits = jax.jit(model.apply)
+        # No more than one question has, so that a question asked alone does not pay for padding.
+        self._rows = min(_ROWS, sizes.read)
 
     def spans(self, questions: Sequence[str], ids_BK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores every candidate span of each beam.
@@ -231,9 +232,9 @@ class Reader:
         used_M = flat["mask"].sum(axis=1)
         order = np.argsort(used_M, kind="stable")
         # Sequences of like length go together, so that short ones do not pay for padding.
-        for start in range(0, len(order), _ROWS):
-            chunk = order[start : start + _ROWS]
-            padded = np.resize(chunk, _ROWS)
+        for start in range(0, len(order), self._rows):
+            chunk = order[start : start + self._rows]
+            padded = np.resize(chunk, self._rows)
             bucket = min(length, -(-int(used_M[chunk].max()) // _LENGTH_STEP) * _LENGTH_STEP)
             part = [flat[name][padded, :bucket] for name in ("token_ids", "mask", "segment_ids")]
             scored = np.asarray(self._logits({"params": self._params}, *part))
@@ -244,7 +245,7 @@ class Reader:
     def warm_up(self) -> None:
         """Compiles every shape that sequences can have."""
         for length in _lengths(self.sizes.reader_length):
-            tokens_BL = np.zeros((_ROWS, length), np.int32)
+            tokens_BL = np.zeros((self._rows, length), np.int32)
             self._logits({"params": self._params}, tokens_BL, tokens_BL == 0, tokens_BL)
 
 
