@@ -212,6 +212,48 @@ def _add_answering_commands(command: _Command) -> None:
         "--closed", type=Path, help="text file of the only answers to accept, one a line (DrQA)"
     )
 
+    serve = command("serve", _serve, "answer questions over HTTP, with a page to ask on")
+    serve.add_argument("run", metavar="RUN", help="run folder, or a link to one")
+    _add_system(serve)
+    _add_search(serve)
+    serve.add_argument("--host", help="address to listen on (127.0.0.1: this machine alone)")
+    serve.add_argument("--port", type=int, help="0 for any that is free (8080)")
+    serve.add_argument("--max-batch", type=int, help="questions answered together (32)")
+    serve.add_argument(
+        "--max-wait-ms", type=float, help="how long the first of a batch waits for others (5)"
+    )
+    serve.add_argument(
+        "--max-queue", type=int, help="questions that may wait; more are refused (128)"
+    )
+    serve.add_argument("--max-questions", type=int, help="questions of one request (64)")
+    serve.add_argument("--max-characters", type=int, help="characters of one question (1000)")
+    serve.add_argument(
+        "--rate", type=float, help="questions a second of one client, in the long run (any)"
+    )
+    serve.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names that it is reached by (localhost alone where it listens there, else any)",
+    )
+    serve.add_argument(
+        "--cors-origins", nargs="+", metavar="ORIGIN", help="pages elsewhere that may ask (none)"
+    )
+    serve.add_argument(
+        "--trust-proxy",
+        nargs="+",
+        metavar="ADDRESS",
+        help="proxies whose X-Forwarded-For tells who asks (none)",
+    )
+    serve.add_argument(
+        "--log-questions", action="store_true", help="write the questions to the log"
+    )
+    serve.add_argument(
+        "--watch-seconds",
+        type=float,
+        help="how often to look for a newer model in the folder; 0: only on SIGHUP (5)",
+    )
+
 
 def _add_evaluation_commands(command: _Command) -> None:
     """Answers to numbers."""
@@ -245,7 +287,14 @@ def _add_evaluation_commands(command: _Command) -> None:
     evaluate.add_argument(
         "--wrong-cost",
         type=float,
-        help="with --dev: what a wrong answer costs, if a right one earns 1 and none nothing (1)",
+        help="with --dev or --calibrate: what a wrong answer costs, if a right one earns 1 and "
+        "none nothing (1)",
+    )
+    evaluate.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="RUN",
+        help="learn from these predictions when the run's answers are right, for `orqa serve`",
     )
 
     compare = command(
@@ -461,6 +510,7 @@ def _fit(options: argparse.Namespace) -> None:
     names = [field.name for field in dataclasses.fields(FitConfig)]
     fit(FitConfig(**{name: getattr(options, name) for name in names}))
     print(f"Ask it:   orqa ask --run {options.out} 'Who ...?'")
+    print(f"Serve it: orqa serve {options.out}")
 
 
 def _ict(arguments: Sequence[str]) -> None:
@@ -618,6 +668,24 @@ def _predict(options: argparse.Namespace) -> None:
     predict_file(answerer, options.questions, options.out, about=about)
 
 
+def _serve(options: argparse.Namespace) -> None:
+    _start_jax()
+    try:
+        from orqa_jax.serve.config import ServeConfig
+        from orqa_jax.serve.server import serve
+    except ModuleNotFoundError as error:
+        raise OrqaError(
+            f"`orqa serve` needs {error.name}; install the extra: pip install 'orqa_jax[serve]'."
+        ) from error
+
+    given: dict[str, Any] = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in dataclasses.fields(ServeConfig)
+        if (value := getattr(options, field.name)) is not None
+    }
+    serve(ServeConfig(**given))
+
+
 def _drqa_index(options: argparse.Namespace) -> None:
     from orqa_jax.baselines.drqa.retrieve import TfIdfIndex
     from orqa_jax.corpus.store import BlockStore
@@ -692,13 +760,14 @@ def _export(options: argparse.Namespace) -> None:
 def _eval(options: argparse.Namespace) -> None:
     from orqa_jax.eval.evaluate import format_table
     from orqa_jax.eval.judge import write_details
-    from orqa_jax.report.files import evaluate_file, judge_file
+    from orqa_jax.report.files import evaluate_file, judge_file, save_calibration
     from orqa_jax.report.tables import system_tables
 
     predictions, references, corpus = options.predictions, options.references, options.corpus
-    if options.wrong_cost is not None and not options.dev:
-        raise OrqaError("--wrong-cost chooses when to abstain, which needs --dev.")
-    if not (options.details or options.train or options.dev or options.beam):
+    if options.wrong_cost is not None and not (options.dev or options.calibrate):
+        raise OrqaError("--wrong-cost chooses when to abstain, which needs --dev or --calibrate.")
+    more = (options.details, options.train, options.dev, options.beam, options.calibrate)
+    if not any(more):
         found = evaluate_file(predictions, references, corpus=corpus).intervals
         if options.json:
             print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
@@ -712,6 +781,8 @@ def _eval(options: argparse.Namespace) -> None:
     if options.details:
         write_details(options.details, judged)
     cost = 1.0 if options.wrong_cost is None else options.wrong_cost
+    if options.calibrate:
+        save_calibration(options.calibrate, predictions, judged, wrong_cost=cost)
     tables = system_tables(predictions.stem, judged, dev, wrong_cost=cost)
     if options.json:
         print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
@@ -791,12 +862,9 @@ def format_answer(answer: "Answer", *, color: bool) -> str:
 
 
 def _sentence_with_answer(candidate: "Candidate", color: bool) -> str:
-    from orqa_jax.text.sentences import split_sentences
-
     text = candidate.block_text
     start, end = candidate.start - candidate.block_start, candidate.end - candidate.block_start
-    touched = [span for span in split_sentences(text) if span[0] < end and span[1] > start]
-    first, last = touched[0][0], touched[-1][1]
+    first, last = candidate.sentence
     marked = text[first:start] + _bold(text[start:end], color, "**") + text[end:last]
     return re.sub(r"\s+", " ", marked)
 

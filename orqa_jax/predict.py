@@ -30,6 +30,7 @@ from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.report.files import about_path, evaluate_file
 from orqa_jax.text.normalize import normalize_answer
+from orqa_jax.text.sentences import split_sentences
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import finetune, ict
 from orqa_jax.train.checkpoint import describe_model, load_model
@@ -41,7 +42,7 @@ from orqa_jax.train.state import Params
 
 # Sequences are padded to a multiple of this, so that few shapes are compiled.
 _LENGTH_STEP = 32
-# Sequences read together.
+# Sequences read together at most.
 _ROWS = 8
 # Questions answered together when a file of them is read.
 _BATCH = 32
@@ -99,6 +100,14 @@ class Candidate:
     @property
     def score(self) -> float:
         return self.retrieval_score + self.reader_score
+
+    @property
+    def sentence(self) -> tuple[int, int]:
+        """Where the sentences that the answer touches begin and end in the text of the block."""
+        start, end = self.start - self.block_start, self.end - self.block_start
+        spans = split_sentences(self.block_text)
+        touched = [span for span in spans if span[0] < end and span[1] > start]
+        return touched[0][0], touched[-1][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,17 +178,24 @@ class DenseRetriever:
         vectors = self._encode({"params": self._params}, batch["token_ids"], batch["mask"])
         return np.asarray(vectors)[: len(ids)]
 
+    def warm_up(self, batch_size: int) -> None:
+        """Compiles every shape that up to this many questions together can have."""
+        for rows in _powers_of_two(batch_size):
+            for length in _lengths(self._question_length):
+                tokens_BL = np.zeros((rows, length), np.int32)
+                self._encode({"params": self._params}, tokens_BL, tokens_BL == 0)
+
 
 class HybridRetriever:
     """Retrieval as it was trained with BM25 in the loop, alone or beside the question tower."""
 
     def __init__(self, index: HybridIndex, weight: float, dense: DenseRetriever | None) -> None:
-        self._index, self._weight, self._dense = index, weight, dense
+        self._index, self._weight, self.dense = index, weight, dense
 
     def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """ids [B, k] and scores [B, k], best first."""
         weight_B1 = np.full((len(questions), 1), self._weight, np.float32)
-        parts = [weight_B1] if self._dense is None else [self._dense.encode(questions), weight_B1]
+        parts = [weight_B1] if self.dense is None else [self.dense.encode(questions), weight_B1]
         query_BX = np.concatenate(parts, axis=1)
         ids_BK, blocks_BKX = self._index.search(questions, query_BX, k)
         return ids_BK, np.einsum("bx,bkx->bk", query_BX, blocks_BKX)
@@ -198,6 +214,8 @@ class Reader:
     ) -> None:
         self._params, self._store, self._tokenizer, self.sizes = params, store, tokenizer, sizes
         self._logits = jax.jit(model.apply)
+        # No more than one question has, so that a question asked alone does not pay for padding.
+        self._rows = min(_ROWS, sizes.read)
 
     def spans(self, questions: Sequence[str], ids_BK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores every candidate span of each beam.
@@ -214,15 +232,21 @@ class Reader:
         used_M = flat["mask"].sum(axis=1)
         order = np.argsort(used_M, kind="stable")
         # Sequences of like length go together, so that short ones do not pay for padding.
-        for start in range(0, len(order), _ROWS):
-            chunk = order[start : start + _ROWS]
-            padded = np.resize(chunk, _ROWS)
+        for start in range(0, len(order), self._rows):
+            chunk = order[start : start + self._rows]
+            padded = np.resize(chunk, self._rows)
             bucket = min(length, -(-int(used_M[chunk].max()) // _LENGTH_STEP) * _LENGTH_STEP)
             part = [flat[name][padded, :bucket] for name in ("token_ids", "mask", "segment_ids")]
             scored = np.asarray(self._logits({"params": self._params}, *part))
             logits[chunk, :bucket] = scored[: len(chunk)]
         logits = np.where(flat["span_mask"], logits, -np.inf)
         return logits.reshape(batch_size, read, length, width), beam["token_ids"]
+
+    def warm_up(self) -> None:
+        """Compiles every shape that sequences can have."""
+        for length in _lengths(self.sizes.reader_length):
+            tokens_BL = np.zeros((self._rows, length), np.int32)
+            self._logits({"params": self._params}, tokens_BL, tokens_BL == 0, tokens_BL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +275,7 @@ class Answerer:
       reader: The span reader.
       retrieval_weight: Factor of the retrieval score in a candidate's total score: 1 for the dense
         retriever that the reader was trained with.
+      weights_fingerprint: Of the model that the reader is part of; "" where nobody asks for it.
     """
 
     def __init__(
@@ -261,8 +286,10 @@ class Answerer:
         *,
         tokenizer: WordPiece,
         retrieval_weight: float = 1.0,
+        weights_fingerprint: str = "",
     ) -> None:
         self.store, self.retriever, self.reader = store, retriever, reader
+        self.weights_fingerprint = weights_fingerprint
         self._tokenizer, self.retrieval_weight = tokenizer, retrieval_weight
 
     @property
@@ -444,7 +471,12 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
         elif system == "trained_hybrid":
             retriever = HybridRetriever(HybridIndex(bm25, index, vectors_NP), weight, dense)
     return Answerer(
-        store, retriever, reader, tokenizer=tokenizer, retrieval_weight=retrieval_weight
+        store,
+        retriever,
+        reader,
+        tokenizer=tokenizer,
+        retrieval_weight=retrieval_weight,
+        weights_fingerprint=about["weights_fingerprint"],
     )
 
 
@@ -465,6 +497,18 @@ def initial_answerer_params(run: Path, config: dict[str, Any]) -> Params:
 
 def _next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
+
+
+def _powers_of_two(most: int) -> list[int]:
+    """Those up to the first that is at least ``most``."""
+    return [1 << n for n in range((most - 1).bit_length() + 1)]
+
+
+def _lengths(longest: int) -> list[int]:
+    """The lengths that sequences of at most ``longest`` wordpieces are padded to."""
+    return [
+        min(length, longest) for length in range(_LENGTH_STEP, longest + _LENGTH_STEP, _LENGTH_STEP)
+    ]
 
 
 def predict_file(answerer: System, questions: Path, out: Path, *, about: dict[str, Any]) -> None:
@@ -500,6 +544,8 @@ def predict_file(answerer: System, questions: Path, out: Path, *, about: dict[st
     }
     if answerer.reader_beam is not None:
         made_from["reader_beam"] = answerer.reader_beam
+    if isinstance(answerer, Answerer):
+        made_from["weights_fingerprint"] = answerer.weights_fingerprint
     write_json(about_path(out), about | made_from)
     partial.replace(out)
 

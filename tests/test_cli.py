@@ -20,10 +20,12 @@ from tiny_world import (
 
 from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.eval.calibration import calibrate
 from orqa_jax.eval.judge import read_details
 from orqa_jax.index.bm25 import tune_bm25
 from orqa_jax.qa.cloze import cloze_examples
 from orqa_jax.qa.examples import load_examples, save_examples
+from orqa_jax.report.files import read_calibration
 from orqa_jax.train.finetune import finetune
 from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.metrics import read_metrics
@@ -138,6 +140,15 @@ def test_eval_with_details_and_compare(capsys, tmp_path):
     titles = [line[4:] for line in printed.splitlines() if line.startswith("### ")]
     assert titles[:4] == ["Answers", "Retrieval", "What went wrong", "Confidence"]
     assert "By answer in training: orqa_test" in titles
+
+    calibrating = ["eval", ours, test, "--calibrate", tmp_path, "--wrong-cost", "0.25"]
+    assert run_orqa(capsys, *calibrating)[0] == 0
+    weights = json.loads((tmp_path / "orqa_test.jsonl.about.json").read_text())[
+        "weights_fingerprint"
+    ]
+    right = [one.exact_match for one in judged]
+    expected = calibrate([one.confidence for one in judged], right, wrong_cost=0.25)
+    assert read_calibration(tmp_path, system="orqa", weights_fingerprint=weights) == expected
 
     status, printed, _ = run_orqa(capsys, "compare", ours, bm25, test, "--json")
     assert status == 0

@@ -21,7 +21,8 @@ FLOORS = {
     **dict.fromkeys(["train", "report"], 5),
     **dict.fromkeys(["predict"], 6),
     **dict.fromkeys(["baselines", "fit"], 7),
-    **dict.fromkeys(["cli", "serve"], 8),
+    **dict.fromkeys(["serve"], 8),
+    **dict.fromkeys(["cli"], 9),
 }
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "torch", "tensorflow"}
 MODULES = sorted(

@@ -10,10 +10,9 @@ import numpy as np
 
 from orqa_jax.eval.bootstrap import Interval, bootstrap_interval, mcnemar, paired_bootstrap
 from orqa_jax.eval.calibration import (
-    abstain_threshold,
     area_under_risk_coverage,
+    calibrate,
     expected_calibration_error,
-    fit_platt,
     risk_coverage,
 )
 from orqa_jax.eval.evaluate import RECALL_AT, metric
@@ -144,13 +143,10 @@ def confidence_report(
     probability = confidence if np.all((confidence >= 0) & (confidence <= 1)) else None
     if dev:
         dev_correct = metric(dev, "exact_match")
-        calibrated = fit_platt(dev_scores, dev_correct)  # type: ignore[arg-type]
-        probability = calibrated(confidence)
-        threshold = abstain_threshold(
-            calibrated(dev_scores),  # type: ignore[arg-type]
-            dev_correct,
-            wrong_cost=wrong_cost,
+        calibration = calibrate(
+            np.array(dev_scores, np.float64), dev_correct, wrong_cost=wrong_cost
         )
+        probability, threshold = calibration.platt(confidence), calibration.threshold
         given = probability >= threshold
         answered = bootstrap_interval(given)
         answered_exact = bootstrap_interval(correct[given]) if given.any() else None

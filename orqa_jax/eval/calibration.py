@@ -169,6 +169,40 @@ def abstain_threshold(
     return float(np.sort(confidence)[::-1][given - 1])
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What one system's confidence is worth, and when it had better say nothing.
+
+    Attributes:
+        platt: from confidence to the probability that the answer is right.
+        threshold: the least such probability at which answering pays; infinite where it never does.
+    """
+
+    platt: Platt
+    threshold: float
+
+    def probability(self, confidence: float) -> float:
+        """That an answer of this confidence is right."""
+        return float(self.platt(confidence))
+
+    def abstains(self, confidence: float) -> bool:
+        """Whether an answer of this confidence had better not be given."""
+        return self.probability(confidence) < self.threshold
+
+
+def calibrate(
+    confidence: npt.ArrayLike, correct: npt.ArrayLike, *, wrong_cost: float = 1.0
+) -> Calibration:
+    """Fits both on the same held-out (dev) questions; see `fit_platt` and `abstain_threshold`.
+
+    Raises:
+        ValueError: different lengths, or no values.
+    """
+    platt = fit_platt(confidence, correct)
+    threshold = abstain_threshold(platt(confidence), correct, wrong_cost=wrong_cost)
+    return Calibration(platt, threshold)
+
+
 def _pair(values: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[Floats, Floats]:
     first, second = np.asarray(values, np.float64), np.asarray(correct, np.float64)
     if first.ndim != 1 or first.shape != second.shape or not first.size:

@@ -27,13 +27,13 @@ class FusedRetriever:
     def __init__(
         self, retrievers: Sequence[Index[Sequence[str]]], *, count: int, depth: int = 100
     ) -> None:
-        self._retrievers, self._count, self._depth = retrievers, count, depth
+        self.retrievers, self._count, self._depth = retrievers, count, depth
 
     def search(self, questions: Sequence[str], /, k: int) -> Found:
         """As `orqa_jax.index.protocol.Index`; ties by id."""
         k = clip_k(k, self._count)
         depth = min(max(self._depth, k), self._count)
-        rankings = [retriever.search(questions, depth)[0] for retriever in self._retrievers]
+        rankings = [retriever.search(questions, depth)[0] for retriever in self.retrievers]
         return fuse_rankings(rankings, k)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,18 @@ from orqa_jax.corpus.places import block_at, blocks_of_documents
 from orqa_jax.corpus.postings import answer_postings
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.eval.calibration import Calibration, Platt, calibrate
 from orqa_jax.eval.evaluate import RECALL_AT, Evaluation, summarize
 from orqa_jax.eval.judge import Evidence, Judgement, judge
 from orqa_jax.eval.predictions import Passage, Predictions, read_predictions
 from orqa_jax.eval.questions import answer_counts
+from orqa_jax.index.manifest import write_json
 from orqa_jax.qa.examples import Example, load_examples
-from orqa_jax.text.jsonl import read_jsonl, record_id
+from orqa_jax.text.jsonl import read_json, read_jsonl, record_id
 from orqa_jax.text.wordpiece import WordPiece
 
+# In a run folder: what the confidence of one of its systems is worth.
+CALIBRATION_NAME = "calibration.json"
 # Of the paper; for predictions that do not say how many blocks were read.
 DEFAULT_BEAM = 5
 
@@ -192,6 +197,77 @@ def evaluate_file(predictions: Path, references: Path, *, corpus: Path | None = 
         logger.warning("No recall: the blocks are not at hand; name their folder with --corpus.")
     records, depth = source.predictions.records, max(RECALL_AT)
     return summarize(judge(records, source.examples, evidence, depth=depth))
+
+
+def save_calibration(
+    run: Path, predictions: Path, judged: Sequence[Judgement], *, wrong_cost: float = 1.0
+) -> Calibration:
+    """Learns from judged predictions of a run when its answers are right; writes it to the run.
+
+    Questions without a candidate answer are left out: there is nothing to be sure of.
+
+    Args:
+        run: folder of the run.
+        predictions: of ``orqa predict``, on questions that nothing was trained on.
+        judged: these predictions.
+        wrong_cost: see `abstain_threshold`.
+
+    Raises:
+        OrqaError: the predictions do not say which model made them, or have no confidence.
+    """
+    about = read_about(predictions)
+    if not {"system", "weights_fingerprint"} <= about.keys():
+        raise OrqaError(
+            f"{about_path(predictions)} does not say which model made the predictions; make them "
+            "with `orqa predict`."
+        )
+    known = [one for one in judged if one.confidence is not None]
+    if not known:
+        raise OrqaError(f"No prediction in {predictions} has a confidence to calibrate.")
+    confidence = [float(one.confidence or 0.0) for one in known]
+    found = calibrate(confidence, [one.exact_match for one in known], wrong_cost=wrong_cost)
+    never = math.isinf(found.threshold)
+    write_json(
+        run / CALIBRATION_NAME,
+        {
+            "system": about["system"],
+            "weights_fingerprint": about["weights_fingerprint"],
+            "slope": found.platt.slope,
+            "intercept": found.platt.intercept,
+            # JSON has no infinity: null, where no answer is worth its risk.
+            "threshold": None if never else found.threshold,
+            "wrong_cost": wrong_cost,
+            "questions": len(known),
+        },
+    )
+    return found
+
+
+def read_calibration(run: Path, *, system: str, weights_fingerprint: str) -> Calibration | None:
+    """What `save_calibration` wrote for this model; None where nothing is there for it.
+
+    Raises:
+        OrqaError: the file is broken.
+    """
+    path = run / CALIBRATION_NAME
+    if not path.exists():
+        return None
+    found = read_json(path)
+    try:
+        made_for = found["system"], found["weights_fingerprint"]
+        platt = Platt(float(found["slope"]), float(found["intercept"]))
+        threshold = math.inf if found["threshold"] is None else float(found["threshold"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise OrqaError(f"{path} is broken ({error!r}); calibrate again, or delete it.") from error
+    if made_for != (system, weights_fingerprint):
+        logger.warning(
+            "%s is of system %s with weights %s, and not used for system %s with weights %s.",
+            path,
+            *(made_for[0], str(made_for[1])[:16]),
+            *(system, weights_fingerprint[:16]),
+        )
+        return None
+    return Calibration(platt, threshold)
 
 
 def answers_in_corpus(store: BlockStore, examples: Sequence[Example]) -> dict[str, bool]:

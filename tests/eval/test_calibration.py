@@ -9,6 +9,7 @@ from orqa_jax.eval.calibration import (
     ReliabilityBin,
     abstain_threshold,
     area_under_risk_coverage,
+    calibrate,
     expected_calibration_error,
     fit_platt,
     reliability,
@@ -155,3 +156,23 @@ def test_useless_input_is_refused(values, correct, message):
 def test_scores_are_no_probabilities():
     with pytest.raises(ValueError, match="between 0 and 1"):
         reliability([1.5], [1])
+
+
+def test_a_calibration_says_what_an_answer_is_worth():
+    rng = np.random.default_rng(4)
+    confidence = rng.random(400)
+    correct = rng.random(400) < confidence**2
+    found = calibrate(confidence, correct, wrong_cost=1.0)
+    assert found.platt == fit_platt(confidence, correct)
+    probability = found.platt(confidence)
+    assert found.threshold == abstain_threshold(probability, correct, wrong_cost=1.0)
+    given = np.array([not found.abstains(one) for one in confidence])
+    assert given.tolist() == (probability >= found.threshold).tolist()
+    assert 0.5 < confidence[given].min() < 0.9  # where half of the answers are right
+    assert found.probability(0.9) == pytest.approx(0.81, abs=0.08)
+    # The dearer a wrong answer, the less is answered; at the end nothing.
+    thresholds = [calibrate(confidence, correct, wrong_cost=c).threshold for c in (0, 1, 4)]
+    assert thresholds == sorted(thresholds)
+    never = calibrate(confidence, np.zeros(400), wrong_cost=1.0)
+    assert never.threshold == np.inf
+    assert never.abstains(1.0)

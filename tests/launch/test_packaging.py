@@ -71,6 +71,7 @@ def test_imports_and_declared_requirements_are_the_same():
         ("options", "install_requires"),
         ("options.extras_require", "dev"),
         ("options.extras_require", "scann"),
+        ("options.extras_require", "serve"),
     ],
 )
 def test_pins_satisfy_the_declared_bounds_and_are_complete(section, key):

@@ -16,6 +16,8 @@ from orqa_jax.report.files import (
     gold_blocks,
     judge_file,
     open_source,
+    read_calibration,
+    save_calibration,
 )
 from orqa_jax.text.wordpiece import WordPiece
 
@@ -215,3 +217,58 @@ def test_this_floor_needs_no_jax():
     subprocess.run(
         [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(root)}
     )
+
+
+# --- Calibration ----------------------------------------------------------------------------------
+
+MODEL = {"system": "orqa", "weights_fingerprint": "f" * 64}
+
+
+def calibrated(tmp_path, answers, about=MODEL):
+    """What the predictions of these answers, all with some confidence, are calibrated to."""
+    lines = [
+        {"id": line["id"], "answer": answer, "confidence": 0.2 + 0.3 * number}
+        for number, (line, answer) in enumerate(zip(LINES, answers, strict=True))
+    ]
+    predictions = jsonl(tmp_path / "p.jsonl", lines)
+    corpus = {"corpus": str(tmp_path / "gone"), "corpus_fingerprint": "c" * 64}
+    about_path(predictions).write_text(json.dumps(corpus | about))
+    judged = judge_file(predictions, jsonl(tmp_path / "q.jsonl", LINES))
+    return save_calibration(tmp_path, predictions, judged)
+
+
+@pytest.mark.parametrize("answers", [("Dorn", "1807", "Nobody"), ("a", "b", "c")])
+def test_a_calibration_is_read_as_it_was_saved(tmp_path, answers):
+    saved = calibrated(tmp_path, answers)
+    assert saved.threshold == (float("inf") if answers[0] == "a" else saved.probability(0.5))
+    assert read_calibration(tmp_path, **MODEL) == saved
+    written = (tmp_path / "calibration.json").read_text()
+    assert "Infinity" not in written
+    assert json.loads(written)["questions"] == 3
+
+
+def test_a_calibration_of_another_model_is_not_used(tmp_path, caplog):
+    calibrated(tmp_path, ("Oda", "1807", "Dorn"))
+    assert read_calibration(tmp_path, system="bm25", weights_fingerprint="f" * 64) is None
+    assert "is of system orqa" in caplog.text
+    assert read_calibration(tmp_path, system="orqa", weights_fingerprint="e" * 64) is None
+    assert read_calibration(tmp_path / "none", **MODEL) is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"system": "orqa"}'])
+def test_a_broken_calibration_is_named(tmp_path, content):
+    (tmp_path / "calibration.json").write_text(content)
+    with pytest.raises(OrqaError, match=r"calibration\.json"):
+        read_calibration(tmp_path, **MODEL)
+
+
+def test_predictions_that_cannot_be_calibrated_are_named(tmp_path):
+    with pytest.raises(OrqaError, match=r"p\.jsonl\.about\.json does not say which model"):
+        calibrated(tmp_path, ("Oda", "1807", "Dorn"), about={})
+    predictions = jsonl(tmp_path / "p.jsonl", [{"id": q["id"], "answer": "x"} for q in LINES])
+    about_path(predictions).write_text(
+        json.dumps({"corpus": "gone", "corpus_fingerprint": "c" * 64} | MODEL)
+    )
+    judged = judge_file(predictions, tmp_path / "q.jsonl")
+    with pytest.raises(OrqaError, match="has a confidence to calibrate"):
+        save_calibration(tmp_path, predictions, judged)

@@ -117,7 +117,7 @@ def test_training_moves_the_weight_and_predicts_with_it(evidence):
         expected = weight * bm25().scores(question)[ids]
         if evidence == "hybrid":
             vectors_NP = np.load(indexed_run() / "index" / "embeddings.npy")
-            vector = answerer.retriever._dense.encode([question])[0]
+            vector = answerer.retriever.dense.encode([question])[0]
             expected = expected + vectors_NP[ids] @ vector
         np.testing.assert_allclose(beam.scores_BC[row], expected, rtol=1e-4, atol=1e-4)
     assert tokenizer.fingerprint == world().tokenizer.fingerprint

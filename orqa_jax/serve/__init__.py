@@ -1,0 +1,1 @@
+"""The answering service: ``orqa serve RUN``."""
