@@ -12,9 +12,11 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +48,7 @@ from orqa_jax.train.checkpoint import (
     save_model,
 )
 from orqa_jax.train.config import check_at_least, check_ranges
-from orqa_jax.train.inputs import batch_iterator
+from orqa_jax.train.inputs import Inputs, batch_iterator
 from orqa_jax.train.loop import run_steps
 from orqa_jax.train.mesh import (
     BATCH,
@@ -136,6 +138,8 @@ class FinetuneConfig:
       search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
         faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
+      stale_by_one: With "two_phase", retrieve for the next step while this one runs, so with the
+        question tower as it was before this step. Search is then done by the host.
       dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
         sums, scores and losses are float32 always.
       parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
@@ -178,6 +182,7 @@ class FinetuneConfig:
     dropout: float = 0.1
     search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
+    stale_by_one: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     parameter_shards: int = 1
     seed: int = 0
@@ -192,6 +197,10 @@ class FinetuneConfig:
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
         check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1)
+        if self.stale_by_one and self.retrieval != "two_phase":
+            raise OrqaError(
+                "stale_by_one retrieves beside the step, not within it; set retrieval to two_phase."
+            )
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -218,17 +227,29 @@ def total_steps(count: int, config: Any) -> int:
 
 def batches(
     source: BeamSource, config: FinetuneConfig, question_length: int, first_step: int, steps: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this process's rows of the batch of each step from ``first_step`` on."""
-    count = len(source.questions)
-    local_size = config.batch_size // jax.process_count()
-    first_row = jax.process_index() * local_size
+) -> Iterator[dict[str, Any]]:
+    """Yields this process's rows of the batch of each step from ``first_step`` on.
 
-    def batch(step: int) -> dict[str, np.ndarray]:
-        rows = step_rows(count, config, step)[first_row : first_row + local_size]
-        return question_batch(source, rows, question_length)
+    With ``config.stale_by_one`` each but the last has that of the step after it under "next".
+    """
+
+    def batch(step: int) -> dict[str, Any]:
+        found: dict[str, Any] = local_batch(source, config, question_length, step)
+        if config.stale_by_one and step + 1 < steps:
+            found["next"] = local_batch(source, config, question_length, step + 1)
+        return found
 
     return batch_iterator(batch, range(first_step, steps))
+
+
+def local_batch(
+    source: BeamSource, config: FinetuneConfig, question_length: int, step: int
+) -> Inputs:
+    """This process's rows of the batch of ``step``."""
+    local_size = config.batch_size // jax.process_count()
+    first_row = jax.process_index() * local_size
+    rows = step_rows(len(source.questions), config, step)[first_row : first_row + local_size]
+    return question_batch(source, rows, question_length)
 
 
 # --- One step -------------------------------------------------------------------------------------
@@ -349,7 +370,7 @@ def train_step(
     mesh: Mesh,
     early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
+    """One update. With ``beam`` given (retrieved before the step) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
 
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
@@ -361,6 +382,18 @@ def train_step(
     return apply_gradients(state, gradients, optimizer), metrics
 
 
+@flax.struct.dataclass
+class CarryingState(TrainState):
+    """A training state, and what the host carries from one step to the next beside it.
+
+    Attributes:
+      carried: "question_BP" with ``stale_by_one``: vectors of the questions of the next step, by
+        the parameters before the last one. A run that continues retrieves by them.
+    """
+
+    carried: dict[str, Any]
+
+
 def make_step(
     models: Models,
     optimizer: optax.GradientTransformation,
@@ -369,45 +402,111 @@ def make_step(
     shardings: Any,
     retrieval: str,
     *,
+    stale_by_one: bool = False,
     early_update: bool = True,
 ) -> tuple[Any, Any]:
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
     Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
-    ``shardings`` are those of the state.
+    ``shardings`` are those of the `TrainState`. With ``stale_by_one`` the state is a
+    `CarryingState`, and a batch has the one after it under "next".
     """
-    step = functools.partial(
-        train_step,
-        models=models,
-        optimizer=optimizer,
-        fetch=functools.partial(fetch_by_callback, source, mesh),
-        mesh=mesh,
-        early_update=early_update,
+    update = jit_step(
+        functools.partial(
+            train_step,
+            models=models,
+            optimizer=optimizer,
+            fetch=functools.partial(fetch_by_callback, source, mesh),
+            mesh=mesh,
+            early_update=early_update,
+        ),
+        mesh,
+        shardings,
     )
-    if retrieval == "callback":
-        inside = jit_step(lambda state, batch, key: step(state, batch, None, key), mesh, shardings)
-        return inside, inside.trace
-    compiled = jit_step(step, mesh, shardings)
+    encode = make_question_encoder(models, mesh)
+    retrieve = one_step_ahead if stale_by_one else between_programs
+    find = retrieve(source, encode) if retrieval != "callback" else within_the_step
+
+    def step(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        state, beam = find(state, batch, key)
+        trained, metrics = update(*_arguments(state, batch), place_batch(mesh, beam), key)
+        return dataclasses.replace(state, **vars(trained)), metrics
+
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        beam = None
+        if retrieval != "callback":
+            question_BP = jax.eval_shape(encode, state.params, batch, state.step, key)
+            shapes = beam_shapes(source.sizes, *question_BP.shape, devices=mesh.size)
+            sharding = NamedSharding(mesh, BATCH)
+            beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return update.trace(*_arguments(state, batch), beam, key)
+
+    return step, trace
+
+
+def _arguments(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+    """What of both the program that trains gets: not what waits for the next step."""
+    now = {name: value for name, value in batch.items() if name != "next"}
+    return TrainState(state.step, state.params, state.optimizer_state), now
+
+
+def within_the_step(
+    state: TrainState, batch: dict[str, Any], key: jax.Array
+) -> tuple[TrainState, None]:
+    """Before a step that retrieves for itself there is nothing to find."""
+    return state, None
+
+
+def between_programs(source: BeamSource, encode: Any) -> Any:
+    """``find(state, batch, key) -> (state, beam)`` by the parameters of the step."""
+
+    def find(state: TrainState, batch: dict[str, Any], key: jax.Array) -> tuple[TrainState, Beam]:
+        question_BP = encode(state.params, batch, state.step, key)
+        return state, fetch_by_device(source, batch["rows"], question_BP)
+
+    return find
+
+
+def one_step_ahead(source: BeamSource, encode: Any) -> Any:
+    """``find(state, batch, key) -> (state, beam)``, which also starts finding for "next".
+
+    What the devices get first are the vectors of the next questions; a thread waits for them and
+    searches while the step runs.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="stale_by_one")
+    started: tuple[jax.Array, Future[Beam]] | None = None
+
+    def find(
+        state: CarryingState, batch: dict[str, Any], key: jax.Array
+    ) -> tuple[CarryingState, Beam]:
+        nonlocal started
+        question_BP = state.carried["question_BP"]
+        if started is not None and started[0] is question_BP:
+            beam = started[1].result()
+        else:  # a run that begins or continues
+            beam = fetch_by_device(source, batch["rows"], question_BP)
+        if "next" in batch:
+            question_BP = encode(state.params, batch["next"], state.step + 1, key)
+            rows_B = batch["next"]["rows"]
+            started = question_BP, thread.submit(fetch_by_device, source, rows_B, question_BP)
+            carried = state.carried | {"question_BP": question_BP}
+            state = dataclasses.replace(state, carried=carried)
+        return state, beam
+
+    return find
+
+
+@functools.cache
+def make_question_encoder(models: Models, mesh: Mesh) -> Any:
+    """``encode(params, batch, step, key) -> question_BP``, as the loss of that step has them."""
 
     # Each process searches for the rows of its own devices, so the vectors have to lie there.
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, BATCH))
-    def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
-        question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
-        return models.question_vectors(gathered(mesh, state.params), batch, question_key)
+    def encode(params: Params, batch: dict[str, Any], step: jax.Array, key: jax.Array) -> jax.Array:
+        question_key, _ = jax.random.split(jax.random.fold_in(key, step))
+        return models.question_vectors(gathered(mesh, params), batch, question_key)
 
-    def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
-        question_BP = first_phase(state, batch, key)
-        beam = fetch_by_device(source, batch["rows"], question_BP)
-        return compiled(state, batch, place_batch(mesh, beam), key)
-
-    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
-        question_BP = jax.eval_shape(first_phase, state, batch, key)
-        shapes = beam_shapes(source.sizes, *question_BP.shape, devices=mesh.size)
-        sharding = NamedSharding(mesh, BATCH)
-        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
-        return compiled.trace(state, batch, beam, key)
-
-    return two_phase, trace
+    return encode
 
 
 # --- The whole run --------------------------------------------------------------------------------
@@ -512,8 +611,10 @@ def open_source(
         "weights_fingerprint": weights_fingerprint,
     }
     vectors_NP = open_embeddings(Path(config.index), **fingerprints)
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    # A callback must not call jax, the rows of a process must not wait for those of others, and
+    # what a thread of its own starts on devices must not wait for the step.
+    on_devices = config.retrieval == "two_phase" and not config.stale_by_one
+    on_devices &= jax.process_count() == 1
     mesh = accelerator_mesh() if on_devices else None
     index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
     if config.evidence == "hybrid":
@@ -567,8 +668,14 @@ def finetune(config: FinetuneConfig) -> Path:
     state = jax.device_put(state, shardings)
     step_function, trace = make_step(
         *(models, optimizer, source, mesh, shardings, config.retrieval),
+        stale_by_one=config.stale_by_one,
         early_update=config.early_update,
     )
+    if config.stale_by_one:
+        first = place_batch(mesh, local_batch(source, config, about["question_length"], 0))
+        encode = make_question_encoder(models, mesh)
+        question_BP = encode(state.params, first, state.step, dropout_key)
+        state = CarryingState(**vars(state), carried={"question_BP": question_BP})
 
     def spend(step: int, state: TrainState, log: MetricsLog) -> Metrics:
         for name, seconds in source.take_seconds().items():
