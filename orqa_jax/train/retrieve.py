@@ -11,7 +11,6 @@ Nothing here may call jax from inside ``fetch``: a host callback that does never
 import collections
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -88,13 +87,9 @@ class BeamSource:
         self.questions = [e.ids for e in tokenizer.encode([x.question for x in examples])]
         self._examples = examples
         # Regular expressions have no wordpieces; they are matched in the text of each beam.
-        strings = [x.answers if x.match == "string" else () for x in examples]
-        flat = tokenizer.encode([answer for answers in strings for answer in answers])
-        bounds = np.cumsum([0, *map(len, strings)])
-        self.answers = [
-            [encoded.ids for encoded in flat[start:end]]
-            for start, end in itertools.pairwise(bounds)
-        ]
+        self.answers = tokenizer.encode_answers(
+            [x.answers if x.match == "string" else () for x in examples]
+        )
         self.postings = answer_postings(store, self.answers, tokenizer.continues_word)
 
     def use(self, index: Index[np.ndarray] | None, vectors_NP: np.ndarray) -> None:
