@@ -302,3 +302,40 @@ def test_a_model_without_refresh_has_no_index_of_its_own(tmp_path):
 def test_bm25_has_nothing_to_refresh(tmp_path):
     with pytest.raises(OrqaError, match="refresh_every"):
         refresh_config(tmp_path, evidence="bm25")
+
+
+@pytest.mark.slow
+def test_a_hybrid_refreshes_its_dense_part(tmp_path):
+    run = linked_run(tmp_path / "run")
+    out, bm25 = run / "finetune_hybrid", str(run / "bm25")
+    changes = {"evidence": "hybrid", "bm25": bm25, "epochs": 1.0, "refresh_every": 1}
+    finetune(refresh_config(run, out=str(out), **changes))
+    params = load_model(out / "model", kind="question answerer")[1]
+    assert params["retriever"].keys() == {"question_encoder", "block_encoder"}
+    assert [line["staleness"] for line in metrics_of(out)] == [0, 1, 1, 1]
+    expected_NP = np.load(out / "index" / "embeddings.npy")
+    assert np.abs(expected_NP - np.load(run / "index" / "embeddings.npy")).max() > 1e-3
+    question = load_examples(world().questions)[3].question
+    answer = load_answerer(run, system="trained_hybrid").answer([question])[0]
+    assert answer.retrieval_scores[0] >= answer.retrieval_scores[1]
+    shutil.rmtree(out / "index")
+    orqa("index", "--run", run)
+    np.testing.assert_array_equal(np.load(out / "index" / "embeddings.npy"), expected_NP)
+
+
+def test_fresh_vectors_keep_the_bm25_score():
+    about, params, _ = load_model(indexed_run() / "ict" / "model", kind="dual encoder")
+    shape = retriever_config_from_dict(about["retriever"])
+    shape = dataclasses.replace(shape, bert=with_dropout(shape.bert, 0.0))
+    models = finetuning.Models(DualEncoder(shape), None)
+    ids_RK = np.array([[4, 9], [17, 4]])
+    store, tokenizer = world().store, world().tokenizer
+    inputs = block_inputs(store, tokenizer, ids_RK.reshape(-1), 48)
+    beam = {f"block_{name}": x.reshape(2, 2, 48) for name, x in inputs.items()}
+    rng = np.random.default_rng(0)
+    beam |= {"vectors": rng.standard_normal((3, 5, 17)).astype(np.float32)}
+    beam["read"] = np.array([2, 0])
+    found = models.fresh_vectors({"retriever": params}, beam, jax.random.key(0))
+    expected_NP = np.load(indexed_run() / "index" / "embeddings.npy")
+    np.testing.assert_allclose(found[..., :16], expected_NP[ids_RK], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found[..., 16], beam["vectors"][[2, 0], :2, 16])
