@@ -29,7 +29,7 @@ def main() -> None:
     store = BlockStore(options.store)
     tokenizer = WordPiece.load(store.tokenizer_folder)
     examples = load_examples(options.questions)
-    answers = [[encoded.ids for encoded in tokenizer.encode(x.answers)] for x in examples]
+    answers = tokenizer.encode_answers([x.answers for x in examples])
 
     started = time.process_time()
     postings = answer_postings(store, answers, tokenizer.continues_word)

@@ -536,7 +536,8 @@ def _index(options: argparse.Namespace) -> None:
     from orqa_jax.corpus.store import BlockStore
     from orqa_jax.index.bm25 import K1, B, BM25Index, tune_bm25
     from orqa_jax.qa.examples import load_examples
-    from orqa_jax.train.encode import EncodeConfig, encode_corpus
+    from orqa_jax.train.encode import EncodeConfig, encode_corpus, encode_store
+    from orqa_jax.train.finetune import trained_block_encoder
 
     run = options.run
     store = BlockStore(run / "corpus")
@@ -552,6 +553,10 @@ def _index(options: argparse.Namespace) -> None:
             search=options.search,
         )
     )
+    for tuned in (run / "finetune", run / "finetune_hybrid"):
+        encoder = trained_block_encoder(tuned / "model")
+        if encoder is not None:
+            encode_store(store, encoder, tuned / "index", options.search)
 
 
 def _finetune(arguments: Sequence[str]) -> None:

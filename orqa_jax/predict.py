@@ -453,14 +453,15 @@ def load_answerer(run: Path, *, system: str = "orqa", search: Search = "exact") 
         no_vectors_NP = np.zeros((len(store), 0), np.float32)
         retriever = HybridRetriever(HybridIndex(bm25, None, no_vectors_NP), weight, None)
     else:
+        embeddings, weights = run / "index", about["retriever_fingerprint"]
+        if "block_encoder_fingerprint" in about and system != "zero_shot":
+            embeddings, weights = folder / "index", about["block_encoder_fingerprint"]
         fingerprints = {
             "corpus_fingerprint": store.fingerprint,
-            "weights_fingerprint": about["retriever_fingerprint"],
+            "weights_fingerprint": weights,
         }
-        vectors_NP = open_embeddings(run / "index", **fingerprints)
-        index = open_search(
-            run / "index", vectors_NP, search, **fingerprints, mesh=accelerator_mesh()
-        )
+        vectors_NP = open_embeddings(embeddings, **fingerprints)
+        index = open_search(embeddings, vectors_NP, search, **fingerprints, mesh=accelerator_mesh())
         model = DualEncoder(retriever_config_from_dict(about["retriever"]))
         retriever = dense = DenseRetriever(
             model, params["retriever"], index, tokenizer, about["question_length"]

@@ -174,7 +174,7 @@ def find_answers_with_beam(
         folder = Path(scratch)
         manifest = read_manifest(_fetch(f"{store}/{MANIFEST_NAME}", folder).parent)
         tokenizer = WordPiece.load(_fetch_folder(f"{store}/{TOKENIZER_NAME}", folder))
-    answers = [[e.ids for e in tokenizer.encode(list(texts))] for texts in questions.values()]
+    answers = tokenizer.encode_answers(list(questions.values()))
     shards, first_block = [], 0
     for entry in manifest["shards"]:
         shards.append((first_block, entry))

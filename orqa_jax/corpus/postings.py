@@ -22,7 +22,8 @@ def answer_postings(
 
     Args:
       store: The blocks.
-      answers: For each question the wordpiece ids of each of its answers; empty ones never match.
+      answers: For each question the wordpiece ids of each of its answers, as
+        `WordPiece.encode_answers` makes them; empty ones never match.
       continues_word: bool [V], True for wordpieces that continue a word.
     """
     return shard_postings(store.shards, answers, continues_word)

@@ -44,8 +44,7 @@ def answer_statistics(store: BlockStore, answers: Sequence[Sequence[str]]) -> An
       answers: For each question its answers.
     """
     tokenizer = WordPiece.load(store.tokenizer_folder)
-    flat = iter(tokenizer.encode([answer for of_question in answers for answer in of_question]))
-    wordpieces = [[next(flat).ids for _ in of_question] for of_question in answers]
+    wordpieces = tokenizer.encode_answers(answers)
     postings = answer_postings(store, wordpieces, tokenizer.continues_word)
     counts = np.array([len(blocks) for blocks in postings], np.int64)
     found = counts[counts > 0]

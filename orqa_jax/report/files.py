@@ -278,9 +278,7 @@ def answers_in_corpus(store: BlockStore, examples: Sequence[Example]) -> dict[st
     """
     plain = [example for example in examples if example.match == "string"]
     tokenizer = WordPiece.load(store.tokenizer_folder)
-    encoded = tokenizer.encode([answer for example in plain for answer in example.answers])
-    ids = iter([one.ids for one in encoded])
-    answers = [[next(ids) for _ in example.answers] for example in plain]
+    answers = tokenizer.encode_answers([example.answers for example in plain])
     postings = answer_postings(store, answers, tokenizer.continues_word)
     return {example.id: bool(len(p)) for example, p in zip(plain, postings, strict=True)}
 

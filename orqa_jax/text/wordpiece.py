@@ -84,6 +84,7 @@ class WordPiece:
         self.sep_id = vocab["[SEP]"]
         self.pad_id = vocab["[PAD]"]
         self.mask_id = vocab["[MASK]"]
+        self._unk_id = vocab["[UNK]"]
         prefix = definition["model"]["continuing_subword_prefix"]
         self.continues_word: npt.NDArray[np.bool_] = np.zeros(self.vocab_size, dtype=bool)
         self.continues_word[[i for token, i in vocab.items() if token.startswith(prefix)]] = True
@@ -132,6 +133,16 @@ class WordPiece:
             written = Path(scratch) / "tokenizer.json"
             written.write_text(self._tokenizer.to_str(pretty=True), "utf-8")
             os.replace(written, folder / "tokenizer.json")
+
+    def encode_answers(self, answers: Sequence[Sequence[str]]) -> list[list[npt.NDArray[np.int32]]]:
+        """Wordpieces of the answers of each question, to be compared with those of blocks.
+
+        An answer of which a part is [UNK] gets none: it would match whatever else is [UNK].
+        """
+        encoded = iter(self.encode([answer for of_question in answers for answer in of_question]))
+        none = np.zeros(0, np.int32)
+        found = [[next(encoded).ids for _ in of_question] for of_question in answers]
+        return [[none if self._unk_id in ids else ids for ids in each] for each in found]
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Encodes texts, in parallel where `tokenizers` may use threads."""

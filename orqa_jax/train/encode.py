@@ -5,9 +5,9 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.dense import Search, prepare_search
 from orqa_jax.index.embeddings import EmbeddingWriter, open_embeddings
-from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
+from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict, tower_names
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import load_model
-from orqa_jax.train.inputs import pair_inputs
+from orqa_jax.train.inputs import block_inputs
 from orqa_jax.train.mesh import make_mesh, place_batch
+from orqa_jax.train.state import Params
 
 # Blocks of one step of progress: what an interruption can lose.
 _CHUNK_BLOCKS = 1024
@@ -57,8 +58,60 @@ class EncodeConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
+@dataclasses.dataclass(frozen=True)
+class BlockEncoder:
+    """What makes vectors of blocks.
+
+    Attributes:
+      model: The dual encoder.
+      params: Of its block tower, under the name of that.
+      tokenizer: What made its vocabulary.
+      block_length: Wordpieces of ``[CLS] title [SEP] block [SEP]`` at most.
+      weights_fingerprint: Of the model folder that the parameters are from; embeddings carry it.
+    """
+
+    model: DualEncoder
+    params: Params
+    tokenizer: WordPiece
+    block_length: int
+    weights_fingerprint: str
+
+
 def encode_corpus(config: EncodeConfig) -> np.ndarray:
     """Writes the vector of every block, made by the block tower of the retriever.
+
+    See `encode_store`.
+
+    Returns:
+      float32 [N, P], memory-mapped.
+
+    Raises:
+      OrqaError: An input is missing, or inputs do not belong together.
+    """
+    corpus, retriever = Path(config.corpus), Path(config.retriever)
+    store = BlockStore(corpus)
+    about, params, tokenizer = load_model(retriever, kind=ict.MODEL_KIND)
+    if tokenizer.fingerprint != store.tokenizer_fingerprint:
+        raise OrqaError(
+            f"The corpus {corpus} was built with another tokenizer than {retriever} uses; "
+            "build the corpus again with the tokenizer of this model."
+        )
+    shape = retriever_config_from_dict(about["retriever"])
+    tower = tower_names(shape)[-1]
+    encoder = BlockEncoder(
+        DualEncoder(shape, jnp.dtype(config.dtype)),
+        {tower: params[tower]},
+        tokenizer,
+        about["block_length"],
+        about["weights_fingerprint"],
+    )
+    return encode_store(store, encoder, Path(config.out), config.search)
+
+
+def encode_store(
+    store: BlockStore, encoder: BlockEncoder, out: Path, search: Search = "exact"
+) -> np.ndarray:
+    """Writes the vector of every block to ``out``, and what the search needs beside them.
 
     An interrupted run goes on where it stopped; finished embeddings are kept as they are, and where
     the corpus has grown only its new blocks are encoded. Several processes share the work, each on
@@ -68,60 +121,73 @@ def encode_corpus(config: EncodeConfig) -> np.ndarray:
       float32 [N, P], memory-mapped.
 
     Raises:
-      OrqaError: An input is missing, or inputs do not belong together.
+      OrqaError: A vector is not finite, the disk is full, or the search is not installed.
     """
-    corpus, retriever, out = Path(config.corpus), Path(config.retriever), Path(config.out)
-    store = BlockStore(corpus)
-    about, params, tokenizer = load_model(retriever, kind=ict.MODEL_KIND)
-    if tokenizer.fingerprint != store.tokenizer_fingerprint:
-        raise OrqaError(
-            f"The corpus {corpus} was built with another tokenizer than {retriever} uses; "
-            "build the corpus again with the tokenizer of this model."
-        )
-    fingerprints = {
-        "corpus_fingerprint": store.fingerprint,
-        "weights_fingerprint": about["weights_fingerprint"],
-    }
-    vectors_NP = _finished(out, fingerprints)
-    if vectors_NP is None:
-        shape = retriever_config_from_dict(about["retriever"])
-        before_MP = _of_first_blocks(out, store, about["weights_fingerprint"])
-        if before_MP is None:
-            before_MP = np.empty((0, shape.projection_size), np.float32)
-        tower = "encoder" if shape.shared_towers else "block_encoder"
-        model = DualEncoder(shape, jnp.dtype(config.dtype))
-        encode = functools.partial(
-            jax.jit(functools.partial(model.apply, method="encode_blocks")),
-            jax.device_put({"params": {tower: params[tower]}}),
-        )
-        writer = EmbeddingWriter(
-            out,
-            count=len(store),
-            projection_size=shape.projection_size,
-            chunk_size=_CHUNK_BLOCKS,
-            process=jax.process_index(),
-            processes=jax.process_count(),
-            barrier=_barrier,
-            **fingerprints,
-        )
-        vectors_NP = _encode_pending(
-            writer, store, encode, tokenizer, about["block_length"], before_MP
-        )
+    writer = open_writer(store, encoder, out)
+    if writer is not None:
+        before_MP = _of_first_blocks(out, store, encoder.weights_fingerprint)
+        for _ in write_vectors(writer, store, encoder, before_MP):
+            pass
+    return finish_embeddings(writer, store, encoder, out, search)
+
+
+def open_writer(store: BlockStore, encoder: BlockEncoder, out: Path) -> EmbeddingWriter | None:
+    """What writes the vectors that are missing in ``out``; None where none are.
+
+    All processes call it.
+    """
+    fingerprints = embedding_fingerprints(store, encoder)
+    if _are_finished(out, fingerprints):
+        return None
+    return EmbeddingWriter(
+        out,
+        count=len(store),
+        projection_size=encoder.model.config.projection_size,
+        chunk_size=_CHUNK_BLOCKS,
+        process=jax.process_index(),
+        processes=jax.process_count(),
+        barrier=_barrier,
+        **fingerprints,
+    )
+
+
+def finish_embeddings(
+    writer: EmbeddingWriter | None,
+    store: BlockStore,
+    encoder: BlockEncoder,
+    out: Path,
+    search: Search,
+) -> np.ndarray:
+    """Puts what `write_vectors` wrote in its place, and what the search needs beside it.
+
+    All processes call it. Returns float32 [N, P], memory-mapped.
+    """
+    fingerprints = embedding_fingerprints(store, encoder)
+    vectors_NP = open_embeddings(out, **fingerprints) if writer is None else writer.finish()
     if jax.process_index() == 0:
-        prepare_search(out, vectors_NP, config.search, **fingerprints, earlier=store.earlier)
+        prepare_search(out, vectors_NP, search, **fingerprints, earlier=store.earlier)
     _barrier("search is prepared")
     return vectors_NP
 
 
-def _finished(out: Path, fingerprints: dict[str, str]) -> np.ndarray | None:
+def embedding_fingerprints(store: BlockStore, encoder: BlockEncoder) -> dict[str, str]:
+    """What embeddings say about the corpus and the weights that made them."""
+    return {
+        "corpus_fingerprint": store.fingerprint,
+        "weights_fingerprint": encoder.weights_fingerprint,
+    }
+
+
+def _are_finished(out: Path, fingerprints: dict[str, str]) -> bool:
     if not (out / "manifest.json").exists():
-        return None
+        return False
     try:
-        return open_embeddings(out, **fingerprints)
+        open_embeddings(out, **fingerprints)
     except OrqaError as error:
         # They are derived from what is at hand, and stay until the new ones are complete.
         logger.warning("%s Encoding again now.", error)
-        return None
+        return False
+    return True
 
 
 def _of_first_blocks(out: Path, store: BlockStore, weights_fingerprint: str) -> np.ndarray | None:
@@ -138,15 +204,25 @@ def _of_first_blocks(out: Path, store: BlockStore, weights_fingerprint: str) -> 
     return None
 
 
-def _encode_pending(
+@functools.cache
+def _program(model: DualEncoder) -> Callable[..., jax.Array]:
+    return jax.jit(functools.partial(model.apply, method="encode_blocks"))
+
+
+def write_vectors(
     writer: EmbeddingWriter,
     store: BlockStore,
-    encode: Callable[..., jax.Array],
-    tokenizer: WordPiece,
-    block_length: int,
-    before_MP: np.ndarray,
-) -> np.ndarray:
-    """Writes what is missing; the vectors of the first blocks, ``before_MP``, are copied."""
+    encoder: BlockEncoder,
+    before_MP: np.ndarray | None = None,
+) -> Iterator[None]:
+    """Writes what is missing, and yields after each batch, where the caller may leave it.
+
+    The vectors of the first blocks, ``before_MP``, are copied. No process waits here for another.
+    """
+    variables = jax.device_put({"params": encoder.params})
+    encode = functools.partial(_program(encoder.model), variables)
+    if before_MP is None:
+        before_MP = np.empty((0, writer.projection_size), np.float32)
     # Each process has blocks of its own, so its devices need not wait for those of others.
     mesh = make_mesh(jax.local_devices())
     total = sum(len(blocks) for blocks in writer.pending)
@@ -159,15 +235,13 @@ def _encode_pending(
             copied = min(max(len(before_MP) - blocks.start, 0), len(blocks))
             vectors[:copied] = before_MP[blocks.start : blocks.start + copied]
             new = blocks[copied:]
-            for rows, length in length_batches(store, new, block_length, mesh.size):
-                ids = new.start + rows
-                batch: dict[str, Any] = pair_inputs(
-                    tokenizer, store.titles(ids), store.tokens(ids), length
-                )
+            for rows, length in length_batches(store, new, encoder.block_length, mesh.size):
+                batch = block_inputs(store, encoder.tokenizer, new.start + rows, length)
                 placed = place_batch(mesh, batch)
                 arguments = (placed[name] for name in ("token_ids", "mask", "segment_ids"))
                 vectors[copied + rows] = np.asarray(encode(*arguments))
                 bar.update(len(np.unique(rows)))
+                yield
             bar.update(copied)
             writer.write(blocks, vectors)
             done += len(blocks)
@@ -178,7 +252,6 @@ def _encode_pending(
                 logger.info(
                     "encode: %d of %d blocks, %.0f a second, %.0f s left", done, total, rate, left
                 )
-    return writer.finish()
 
 
 def _barrier(name: str) -> None:

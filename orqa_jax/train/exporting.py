@@ -19,7 +19,8 @@ def export_encoders(run: Path, out: Path) -> list[Path]:
     """Writes the encoders of a run for sentence-transformers (see `export_tower`).
 
     ``out/question_encoder`` is the fine-tuned one where the run has it; ``out/block_encoder`` is
-    the one that made the index. Before fine-tuning, shared towers become one ``out/encoder``.
+    the one that made the index which that searches. Before fine-tuning, shared towers become one
+    ``out/encoder``.
 
     Raises:
       OrqaError: the run has no trained retriever.
@@ -28,13 +29,18 @@ def export_encoders(run: Path, out: Path) -> list[Path]:
     config = retriever_config_from_dict(about["retriever"])
     question_name, block_name = tower_names(config)[0], tower_names(config)[-1]
     tuned: Params = {}
+    blocks = params[block_name]
     if (run / "finetune" / "model" / "model.json").exists():
-        _, answerer, _ = load_model(run / "finetune" / "model", kind=finetune.MODEL_KIND)
+        about_answerer, answerer, _ = load_model(
+            run / "finetune" / "model", kind=finetune.MODEL_KIND
+        )
         # Fine-tuned on BM25 alone, it has no question tower.
         tuned = answerer.get("retriever", {})
+        if "block_encoder_fingerprint" in about_answerer:
+            blocks = tuned[block_name]
     towers = {
         "question_encoder": ((tuned or params)[question_name], about["question_length"]),
-        "block_encoder": (params[block_name], about["block_length"]),
+        "block_encoder": (blocks, about["block_length"]),
     }
     if config.shared_towers and not tuned:
         towers = {"encoder": (params[block_name], about["block_length"])}

@@ -4,14 +4,21 @@ Lee et al. 2019, section 6: the loss is the negative log of the probability that
 derived at all, summed over every span of the beam that spells it, plus the same for retrieval
 alone over a much larger beam (the early update). The block tower and so the index stay as ICT left
 them; the question tower and the reader learn.
+
+With ``refresh_every`` the block tower learns too, see ``train.refresh``: the blocks that are read
+get their vectors from it within the step, so that the reading loss trains it. The early update
+keeps the vectors of the index: to encode 5000 blocks a question would cost hundreds of times what
+the reader does, and fresh scores of a few among stale ones of the others could not be compared.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +33,7 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.dense import Search, open_search
 from orqa_jax.index.embeddings import open_embeddings
+from orqa_jax.index.protocol import Index
 from orqa_jax.losses import marginal_log_likelihood
 from orqa_jax.models.bert import truncate_bert, with_dropout
 from orqa_jax.models.reader import ReaderConfig, SpanReader, init_reader
@@ -34,6 +42,7 @@ from orqa_jax.models.retriever import (
     RetrieverConfig,
     question_tower,
     retriever_config_from_dict,
+    tower_names,
 )
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
@@ -46,8 +55,9 @@ from orqa_jax.train.checkpoint import (
     save_model,
 )
 from orqa_jax.train.config import check_at_least, check_ranges
-from orqa_jax.train.inputs import batch_iterator
-from orqa_jax.train.loop import run_steps
+from orqa_jax.train.encode import BlockEncoder
+from orqa_jax.train.inputs import Inputs, batch_iterator
+from orqa_jax.train.loop import as_it_is, run_steps
 from orqa_jax.train.mesh import (
     BATCH,
     accelerator_mesh,
@@ -60,6 +70,7 @@ from orqa_jax.train.mesh import (
     tree_shardings,
 )
 from orqa_jax.train.metrics import Metrics, MetricsLog, mean_of
+from orqa_jax.train.refresh import IndexRefresh, initial_towers, staleness
 from orqa_jax.train.retrieve import (
     Beam,
     BeamSizes,
@@ -77,6 +88,7 @@ from orqa_jax.train.sparse import (
 )
 from orqa_jax.train.state import (
     SCHEDULES,
+    CarryingState,
     OptimizerName,
     Params,
     TrainState,
@@ -139,6 +151,10 @@ class FinetuneConfig:
       search: "exact"; "bfloat16" or "int8" find the same in less memory, "scann" finds most of it
         faster. All but the first need ``orqa index --search``.
       retrieval: "callback" retrieves inside the jitted step; "two_phase" between two programs.
+      stale_by_one: With "two_phase", retrieve for the next step while this one runs, so with the
+        question tower as it was before this step. Search is then done by the host.
+      refresh_every: Train the block tower too, and encode the corpus anew every so many steps, in
+        the background; 0 to leave both as they are. See ``train.refresh``.
       dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
         sums, scores and losses are float32 always.
       parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
@@ -183,6 +199,8 @@ class FinetuneConfig:
     dropout: float = 0.1
     search: Search = "exact"
     retrieval: Literal["callback", "two_phase"] = "callback"
+    stale_by_one: bool = False
+    refresh_every: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     parameter_shards: int = 1
     seed: int = 0
@@ -196,7 +214,20 @@ class FinetuneConfig:
         check_at_least(self, batch_size=1, checkpoint_every=1, log_every=1, dev_every=1)
         check_at_least(self, early_update_beam=1, reader_beam=1, reader_length=16)
         check_at_least(self, max_span_wordpieces=1, span_hidden_size=1)
-        check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1)
+        check_at_least(self, reader_layers=0, frozen_layers=0, parameter_shards=1, refresh_every=0)
+        if self.stale_by_one and self.retrieval != "two_phase":
+            raise OrqaError(
+                "stale_by_one retrieves beside the step, not within it; set retrieval to two_phase."
+            )
+        if self.refresh_every and self.dev:
+            raise OrqaError(
+                "dev keeps the parameters of some step, refresh_every the vectors of the last one; "
+                "leave out either."
+            )
+        if self.refresh_every and self.evidence == "bm25":
+            raise OrqaError(
+                "With bm25 as evidence there are no vectors for refresh_every to refresh."
+            )
 
 
 # --- Data: a pure function of (seed, step) --------------------------------------------------------
@@ -223,17 +254,29 @@ def total_steps(count: int, config: Any) -> int:
 
 def batches(
     source: BeamSource, config: FinetuneConfig, question_length: int, first_step: int, steps: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this process's rows of the batch of each step from ``first_step`` on."""
-    count = len(source.questions)
-    local_size = config.batch_size // jax.process_count()
-    first_row = jax.process_index() * local_size
+) -> Iterator[dict[str, Any]]:
+    """Yields this process's rows of the batch of each step from ``first_step`` on.
 
-    def batch(step: int) -> dict[str, np.ndarray]:
-        rows = step_rows(count, config, step)[first_row : first_row + local_size]
-        return question_batch(source, rows, question_length)
+    With ``config.stale_by_one`` each but the last has that of the step after it under "next".
+    """
+
+    def batch(step: int) -> dict[str, Any]:
+        found: dict[str, Any] = local_batch(source, config, question_length, step)
+        if config.stale_by_one and step + 1 < steps:
+            found["next"] = local_batch(source, config, question_length, step + 1)
+        return found
 
     return batch_iterator(batch, range(first_step, steps))
+
+
+def local_batch(
+    source: BeamSource, config: FinetuneConfig, question_length: int, step: int
+) -> Inputs:
+    """This process's rows of the batch of ``step``."""
+    local_size = config.batch_size // jax.process_count()
+    first_row = jax.process_index() * local_size
+    rows = step_rows(len(source.questions), config, step)[first_row : first_row + local_size]
+    return question_batch(source, rows, question_length)
 
 
 # --- One step -------------------------------------------------------------------------------------
@@ -268,6 +311,25 @@ class Models:
             question_BP = with_sparse_weight(question_BP, params["sparse"])
         return question_BP
 
+    def fresh_vectors(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
+        """Block vectors [R, K, P] of the blocks that are read, by the block tower as it is."""
+        questions_read, read, length = beam["block_token_ids"].shape
+        flat = (
+            beam[f"block_{name}"].reshape(questions_read * read, length)
+            for name in ("token_ids", "mask", "segment_ids")
+        )
+        block_MP: Any = self.retriever.apply(
+            {"params": params["retriever"]},
+            *flat,
+            deterministic=key is None,
+            rngs=None if key is None else {"dropout": key},
+            method="encode_blocks",
+        )
+        block_RKP = block_MP.reshape(questions_read, read, -1)
+        # A BM25 score, where there is one, does not get stale.
+        rest_RKX = beam["vectors"][beam["read"], :read, block_RKP.shape[2] :]
+        return jnp.concatenate([block_RKP, rest_RKX], axis=2)
+
     def span_logits(self, params: Params, beam: Beam, key: jax.Array | None = None) -> jax.Array:
         """Reader scores [R, K, L, W] of the spans of a beam, with dropout where a key is given."""
         batch_size, read, length = beam["token_ids"].shape
@@ -296,7 +358,8 @@ def orqa_loss(
     """Mean over the batch of the full loss and the early-update loss (section 6), and metrics.
 
     Args:
-      params: ``{"retriever": ..., "reader": ...}``.
+      params: ``{"retriever": ..., "reader": ...}``, the retriever with its block tower where that
+        is trained.
       models: The modules of these parameters.
       batch: Encoder inputs of the questions and their ``rows``.
       fetch: ``(rows_B, question_BP) -> beam``, see ``BeamSource.fetch``.
@@ -313,7 +376,12 @@ def orqa_loss(
     )
     logits_RKLW = models.span_logits(params, beam, reader_key)
     questions_read, read = logits_RKLW.shape[:2]
-    total_RKLW = logits_RKLW + scores_BC[beam["read"], :read, None, None]
+    scores_RK = scores_BC[beam["read"], :read]
+    if "block_token_ids" in beam:
+        block_key = None if reader_key is None else jax.random.fold_in(reader_key, 1)
+        fresh_RKP = models.fresh_vectors(params, beam, block_key)
+        scores_RK = jnp.einsum("rp,rkp->rk", question_BP[beam["read"]], fresh_RKP)
+    total_RKLW = logits_RKLW + scores_RK[:, :, None, None]
     flat = [
         x.reshape(questions_read, -1) for x in (total_RKLW, beam["span_correct"], beam["span_mask"])
     ]
@@ -354,7 +422,7 @@ def train_step(
     mesh: Mesh,
     early_update: bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """One update. With ``beam`` given (two-phase) nothing is fetched inside."""
+    """One update. With ``beam`` given (retrieved before the step) nothing is fetched inside."""
     inside = fetch if beam is None else lambda rows_B, question_BP: beam
 
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
@@ -374,45 +442,112 @@ def make_step(
     shardings: Any,
     retrieval: str,
     *,
+    stale_by_one: bool = False,
     early_update: bool = True,
 ) -> tuple[Any, Any]:
     """Returns ``step(state, batch, key) -> (state, metrics)``; the given state is used up.
 
     Beside it stands ``trace(state, batch, key)``, the traced program that trains, for its costs.
-    ``shardings`` are those of the state.
+    ``shardings`` are those of the `TrainState`. With ``stale_by_one`` the state is a
+    `CarryingState`, and a batch has the one after it under "next".
     """
-    step = functools.partial(
-        train_step,
-        models=models,
-        optimizer=optimizer,
-        fetch=functools.partial(fetch_by_callback, source, mesh),
-        mesh=mesh,
-        early_update=early_update,
+    update = jit_step(
+        functools.partial(
+            train_step,
+            models=models,
+            optimizer=optimizer,
+            fetch=functools.partial(fetch_by_callback, source, mesh),
+            mesh=mesh,
+            early_update=early_update,
+        ),
+        mesh,
+        shardings,
     )
-    if retrieval == "callback":
-        inside = jit_step(lambda state, batch, key: step(state, batch, None, key), mesh, shardings)
-        return inside, inside.trace
-    compiled = jit_step(step, mesh, shardings)
+    encode = make_question_encoder(models, mesh)
+    retrieve = one_step_ahead if stale_by_one else between_programs
+    find = retrieve(source, encode) if retrieval != "callback" else within_the_step
+
+    def step(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        state, beam = find(state, batch, key)
+        trained, metrics = update(*_arguments(state, batch), place_batch(mesh, beam), key)
+        return dataclasses.replace(state, **vars(trained)), metrics
+
+    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
+        beam = None
+        if retrieval != "callback":
+            question_BP = jax.eval_shape(encode, state.params, batch, state.step, key)
+            shapes = beam_shapes(source.sizes, *question_BP.shape, devices=mesh.size)
+            sharding = NamedSharding(mesh, BATCH)
+            beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
+        return update.trace(*_arguments(state, batch), beam, key)
+
+    return step, trace
+
+
+def _arguments(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+    """What of both the program that trains gets: not what waits for the next step."""
+    now = {name: value for name, value in batch.items() if name != "next"}
+    return TrainState(state.step, state.params, state.optimizer_state), now
+
+
+def within_the_step(
+    state: TrainState, batch: dict[str, Any], key: jax.Array
+) -> tuple[TrainState, None]:
+    """Before a step that retrieves for itself there is nothing to find."""
+    return state, None
+
+
+def between_programs(source: BeamSource, encode: Any) -> Any:
+    """``find(state, batch, key) -> (state, beam)`` by the parameters of the step."""
+
+    def find(state: TrainState, batch: dict[str, Any], key: jax.Array) -> tuple[TrainState, Beam]:
+        question_BP = encode(state.params, batch, state.step, key)
+        return state, fetch_by_device(source, batch["rows"], question_BP)
+
+    return find
+
+
+def one_step_ahead(source: BeamSource, encode: Any) -> Any:
+    """``find(state, batch, key) -> (state, beam)``, which also starts finding for "next".
+
+    What the devices get first are the vectors of the next questions; a thread waits for them and
+    searches while the step runs.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="stale_by_one")
+    started: tuple[jax.Array, Any, Future[Beam]] | None = None
+
+    def find(
+        state: CarryingState, batch: dict[str, Any], key: jax.Array
+    ) -> tuple[CarryingState, Beam]:
+        nonlocal started
+        question_BP = state.carried["question_BP"]
+        if started and started[0] is question_BP and started[1] is source.searched:
+            beam = started[2].result()
+        else:  # a run that begins or continues, or the index has changed
+            beam = fetch_by_device(source, batch["rows"], question_BP)
+        if "next" in batch:
+            question_BP = encode(state.params, batch["next"], state.step + 1, key)
+            rows_B = batch["next"]["rows"]
+            beam_ahead = thread.submit(fetch_by_device, source, rows_B, question_BP)
+            started = question_BP, source.searched, beam_ahead
+            carried = state.carried | {"question_BP": question_BP}
+            state = dataclasses.replace(state, carried=carried)
+        return state, beam
+
+    return find
+
+
+@functools.cache
+def make_question_encoder(models: Models, mesh: Mesh) -> Any:
+    """``encode(params, batch, step, key) -> question_BP``, as the loss of that step has them."""
 
     # Each process searches for the rows of its own devices, so the vectors have to lie there.
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, BATCH))
-    def first_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> jax.Array:
-        question_key, _ = jax.random.split(jax.random.fold_in(key, state.step))
-        return models.question_vectors(gathered(mesh, state.params), batch, question_key)
+    def encode(params: Params, batch: dict[str, Any], step: jax.Array, key: jax.Array) -> jax.Array:
+        question_key, _ = jax.random.split(jax.random.fold_in(key, step))
+        return models.question_vectors(gathered(mesh, params), batch, question_key)
 
-    def two_phase(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
-        question_BP = first_phase(state, batch, key)
-        beam = fetch_by_device(source, batch["rows"], question_BP)
-        return compiled(state, batch, place_batch(mesh, beam), key)
-
-    def trace(state: TrainState, batch: dict[str, Any], key: jax.Array) -> Any:
-        question_BP = jax.eval_shape(first_phase, state, batch, key)
-        shapes = beam_shapes(source.sizes, *question_BP.shape, devices=mesh.size)
-        sharding = NamedSharding(mesh, BATCH)
-        beam = jax.tree.map(lambda x: x.update(sharding=sharding), shapes)
-        return compiled.trace(state, batch, beam, key)
-
-    return two_phase, trace
+    return encode
 
 
 def make_trial(
@@ -446,7 +581,10 @@ def make_trial(
 def initial_params(
     config: FinetuneConfig, retriever_params: Params, key: jax.Array
 ) -> tuple[ReaderConfig, Params]:
-    """Returns the reader's shape, and what is trained: the question tower and a fresh reader."""
+    """Returns the reader's shape, and what is trained: the question tower and a fresh reader.
+
+    With ``config.refresh_every``, the block tower too.
+    """
     bert_config, bert_params = load_bert(Path(config.encoder))
     if config.reader_layers:
         bert_config, bert_params = truncate_bert(bert_config, bert_params, config.reader_layers)
@@ -456,8 +594,10 @@ def initial_params(
     if config.reader:
         params["reader"] = trained_reader(Path(config.reader), params["reader"])
     if config.evidence != "bm25":
-        tower = question_tower(retriever_params)
-        params["retriever"] = {tower: jax.tree.map(jnp.asarray, retriever_params[tower])}
+        towers = retriever_params if config.refresh_every else [question_tower(retriever_params)]
+        params["retriever"] = jax.tree.map(
+            jnp.asarray, {tower: retriever_params[tower] for tower in towers}
+        )
     if config.evidence != "dense":
         params["sparse"] = initial_sparse_params()
     return reader_config, params
@@ -506,8 +646,8 @@ def make_finetune_optimizer(config: Any, steps: int) -> optax.GradientTransforma
     )
 
 
-def beam_sizes(config: FinetuneConfig) -> BeamSizes:
-    """What is retrieved and read for each question."""
+def beam_sizes(config: FinetuneConfig, block_length: int) -> BeamSizes:
+    """What is retrieved and read for each question; ``block_length`` is that of the block tower."""
     return BeamSizes(
         early=config.early_update_beam,
         read=config.reader_beam,
@@ -516,39 +656,55 @@ def beam_sizes(config: FinetuneConfig) -> BeamSizes:
         reading_share=config.reading_share,
         whole_words=config.whole_word_spans,
         substring_labels=config.substring_labels,
+        block_length=block_length if config.refresh_every else 0,
     )
 
 
 def open_source(
     config: FinetuneConfig,
     store: BlockStore,
-    weights_fingerprint: str,
+    about: Mapping[str, Any],
     tokenizer: WordPiece,
     examples: Sequence[Example],
 ) -> BeamSource:
-    """Opens what finds the blocks while training: embeddings of these weights, BM25, or both.
+    """Opens what finds the blocks while training: embeddings of a retriever, BM25, or both.
+
+    ``about`` describes the retriever.
 
     Raises:
       OrqaError: The embeddings or the BM25 index are missing, or of another corpus or retriever.
     """
-    sizes = beam_sizes(config)
+    sizes = beam_sizes(config, about["block_length"])
     if config.evidence != "dense":
         bm25 = BM25Index.open(Path(config.bm25), corpus_fingerprint=store.fingerprint)
     if config.evidence == "bm25":
         no_vectors_NP = np.zeros((len(store), 0), np.float32)
         return SparseSource(store, bm25, None, no_vectors_NP, tokenizer, examples, sizes)
+    index, vectors_NP = open_index(config, store, Path(config.index), about["weights_fingerprint"])
+    if config.evidence == "hybrid":
+        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
+    return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+
+
+def open_index(
+    config: FinetuneConfig, store: BlockStore, folder: Path, weights_fingerprint: str
+) -> tuple[Index[np.ndarray], np.ndarray]:
+    """The search that training does over the embeddings in a folder, and these [N, P].
+
+    Raises:
+      OrqaError: They are missing, or of another corpus or other weights.
+    """
     fingerprints = {
         "corpus_fingerprint": store.fingerprint,
         "weights_fingerprint": weights_fingerprint,
     }
-    vectors_NP = open_embeddings(Path(config.index), **fingerprints)
-    # A callback must not call jax, and the rows of a process must not wait for those of others.
-    on_devices = config.retrieval == "two_phase" and jax.process_count() == 1
+    vectors_NP = open_embeddings(folder, **fingerprints)
+    # A callback must not call jax, the rows of a process must not wait for those of others, and
+    # what a thread of its own starts on devices must not wait for the step.
+    on_devices = config.retrieval == "two_phase" and not config.stale_by_one
+    on_devices &= jax.process_count() == 1
     mesh = accelerator_mesh() if on_devices else None
-    index = open_search(Path(config.index), vectors_NP, config.search, **fingerprints, mesh=mesh)
-    if config.evidence == "hybrid":
-        return SparseSource(store, bm25, index, vectors_NP, tokenizer, examples, sizes)
-    return BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+    return open_search(folder, vectors_NP, config.search, **fingerprints, mesh=mesh), vectors_NP
 
 
 def finetune(config: FinetuneConfig) -> Path:
@@ -586,7 +742,7 @@ def finetune(config: FinetuneConfig) -> Path:
         )
     mesh = make_mesh(parameter_shards=config.parameter_shards)
     check_batch_size(mesh, config.batch_size)
-    source = open_source(config, store, about["weights_fingerprint"], tokenizer, examples)
+    source = open_source(config, store, about, tokenizer, examples)
     log_answers(source)
     retriever_config = retriever_config_from_dict(about["retriever"])
     retriever_config = dataclasses.replace(
@@ -602,8 +758,37 @@ def finetune(config: FinetuneConfig) -> Path:
     state = jax.device_put(state, shardings)
     step_function, trace = make_step(
         *(models, optimizer, source, mesh, shardings, config.retrieval),
+        stale_by_one=config.stale_by_one,
         early_update=config.early_update,
     )
+    carried: dict[str, Any] = {}
+    if config.stale_by_one:
+        first = place_batch(mesh, local_batch(source, config, about["question_length"], 0))
+        encode = make_question_encoder(models, mesh)
+        carried["question_BP"] = encode(state.params, first, state.step, dropout_key)
+    refresh = None
+    if config.refresh_every:
+        tower = tower_names(retriever_config)[-1]
+        encoder = BlockEncoder(
+            models.retriever,
+            {tower: retriever_params[tower]},
+            tokenizer,
+            about["block_length"],
+            about["weights_fingerprint"],
+        )
+        carried["towers"] = initial_towers({tower: state.params["retriever"][tower]})
+        refresh = IndexRefresh(
+            every=config.refresh_every,
+            steps=steps,
+            store=store,
+            encoder=encoder,
+            folder=out / "refresh",
+            search=config.search,
+            mesh=mesh,
+            use=lambda folder, weights: source.use(*open_index(config, store, folder, weights)),
+        )
+    if carried:
+        state = CarryingState(**vars(state), carried=carried)
 
     description = {
         "retriever": dataclasses.asdict(retriever_config),
@@ -622,7 +807,7 @@ def finetune(config: FinetuneConfig) -> Path:
             folder,
             kind=MODEL_KIND,
             description=description | found,
-            params=fetch_tree(mesh, params),
+            params=params,
             tokenizer=tokenizer,
         )
 
@@ -639,42 +824,74 @@ def finetune(config: FinetuneConfig) -> Path:
         nonlocal most
         for name, seconds in source.take_seconds().items():
             log.spend(name, seconds)
+        if config.refresh_every:
+            return {"staleness": (staleness(step - 1, config.refresh_every), 1)}
         if not config.dev or (step % config.dev_every and step != steps):
             return {}
         share = trial(state.params)
         # The later of equals has seen more. A continued run tries the same parameters again.
         if share >= most:
             most = share
-            save(best, state.params, {"step": step, "dev_exact_match": share})
+            found = {"step": step, "dev_exact_match": share}
+            save(best, fetch_tree(mesh, state.params), found)
         logger.info(
             "Step %d: %.1f%% of %d held-out questions answered, %.1f%% at best.",
             *(step, 100 * share, len(dev_examples), 100 * most),
         )
         return {"dev_exact_match": (np.float32(share), np.float32(1))}
 
-    state = run_steps(
-        "finetune",
-        state,
-        step_function,
-        lambda first: batches(source, config, about["question_length"], first, steps),
-        dropout_key,
-        mesh=mesh,
-        out=out,
-        described=described,
-        total=steps,
-        batch_size=config.batch_size,
-        checkpoint_every=config.checkpoint_every,
-        log_every=config.log_every,
-        checkpoints=config.checkpoints,
-        profile=config.profile,
-        trace=trace,
-        observe=observe,
-    )
+    with contextlib.ExitStack() as stack:
+        if refresh is not None:
+            stack.callback(refresh.close)
+        state = run_steps(
+            "finetune",
+            state,
+            step_function,
+            lambda first: batches(source, config, about["question_length"], first, steps),
+            dropout_key,
+            mesh=mesh,
+            out=out,
+            described=described,
+            total=steps,
+            batch_size=config.batch_size,
+            checkpoint_every=config.checkpoint_every,
+            log_every=config.log_every,
+            checkpoints=config.checkpoints,
+            profile=config.profile,
+            trace=trace,
+            prepare=as_it_is if refresh is None else refresh.before_step,
+            observe=observe,
+        )
     if config.dev:
         best.replace(out / "model")
-    else:
-        save(out / "model", state.params, {})
+        return out / "model"
+    params, found = fetch_tree(mesh, state.params), {}
+    if refresh is not None:
+        found["block_length"] = about["block_length"]
+        found["block_encoder_fingerprint"] = refresh.finish(params, out / "index")
+    save(out / "model", params, found)
     return out / "model"
+
+
+def trained_block_encoder(folder: Path) -> BlockEncoder | None:
+    """The block tower of a model that was trained with ``refresh_every``; None for any other.
+
+    Its embeddings are in ``index`` beside the folder of the model.
+    """
+    if not (folder / "model.json").exists():
+        return None
+    about, params, tokenizer = load_model(folder, kind=MODEL_KIND)
+    if "block_encoder_fingerprint" not in about:
+        return None
+    shape = retriever_config_from_dict(about["retriever"])
+    tower = tower_names(shape)[-1]
+    return BlockEncoder(
+        DualEncoder(shape),
+        {tower: params["retriever"][tower]},
+        tokenizer,
+        about["block_length"],
+        about["block_encoder_fingerprint"],
+    )
 
 
 def log_answers(source: BeamSource) -> None:

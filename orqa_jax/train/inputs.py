@@ -10,7 +10,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from orqa_jax.corpus.store import Ragged
+from orqa_jax.corpus.store import BlockStore, Ragged
 from orqa_jax.text.wordpiece import WordPiece
 
 Inputs = dict[str, np.ndarray]
@@ -67,6 +67,13 @@ def pair_inputs(tokenizer: WordPiece, firsts: Ragged, seconds: Ragged, length: i
         "segment_ids": segment_ids_BL.astype(np.int32),
         "second_mask": in_second_BL,
     }
+
+
+def block_inputs(store: BlockStore, tokenizer: WordPiece, ids: np.ndarray, length: int) -> Inputs:
+    """``[CLS] title [SEP] block [SEP]`` of the blocks ``ids`` [B], see ``pair_inputs``."""
+    inputs = pair_inputs(tokenizer, store.titles(ids), store.tokens(ids), length)
+    del inputs["second_mask"]
+    return inputs
 
 
 def ragged(rows: Sequence[np.ndarray]) -> Ragged:

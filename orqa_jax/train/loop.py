@@ -17,11 +17,17 @@ from orqa_jax.train.stop import stop_request
 from orqa_jax.train.watch import StepCosts, profiled
 
 Observe = Callable[[int, TrainState, MetricsLog], Metrics]
+Prepare = Callable[[int, TrainState], TrainState]
 
 
 def nothing_more(step: int, state: TrainState, log: MetricsLog) -> Metrics:
     """What there is to observe where a training has nothing of its own."""
     return {}
+
+
+def as_it_is(steps_done: int, state: TrainState) -> TrainState:
+    """What there is to prepare where a step needs nothing but its batch."""
+    return state
 
 
 def run_steps(
@@ -41,6 +47,7 @@ def run_steps(
     checkpoints: str = "",
     profile: str = "",
     trace: Any = None,
+    prepare: Prepare = as_it_is,
     observe: Observe = nothing_more,
 ) -> TrainState:
     """Runs the steps that are left of ``total``, from the newest checkpoint on where there is one.
@@ -62,6 +69,8 @@ def run_steps(
       checkpoints: Folder or URL for checkpoints; "" for checkpoints/ in ``out``.
       profile: Folder for a trace of a few steps; "" for none.
       trace: Traces the program of a step, for its costs; that of ``step_function`` by default.
+      prepare: Called before each step with the number of steps done; returns the state for it. It
+        sees a saved state as it was saved, not prepared.
       observe: Called after each step; returns further metrics, or adds to the time spent.
 
     Returns:
@@ -89,6 +98,7 @@ def run_steps(
         # A save that has begun is finished also where the loop ends by an error.
         with contextlib.closing(saved), contextlib.closing(log):
             for step, (batch, waited) in enumerate(order, first_step + 1):
+                state = prepare(step - 1, state)
                 log.spend("input_wait", waited)
                 placed = place_batch(mesh, batch)
                 log.spend("flops_share", costs.seconds_at_peak(state, placed, key))

@@ -289,10 +289,11 @@ def plan_finetuning(
     models = finetune.make_models(config, retriever_config, reader_config)
     steps = finetune.total_steps(questions, config)
     optimizer = finetune.make_finetune_optimizer(config, steps)
-    tower = tower_names(retriever_config)[0]
+    towers = tower_names(retriever_config)[: None if config.refresh_every else 1]
 
     def fresh(key: jax.Array) -> Any:
-        retriever = {tower: init_dual_encoder(retriever_config, key)[tower]}
+        both = init_dual_encoder(retriever_config, key)
+        retriever = {tower: both[tower] for tower in towers}
         reader = init_reader(reader_config, key)
         return initial_state({"retriever": retriever, "reader": reader}, optimizer)
 
@@ -307,7 +308,7 @@ def plan_finetuning(
         early_update=config.early_update,
     )
     beam = beam_shapes(
-        finetune.beam_sizes(config),
+        finetune.beam_sizes(config, ict_config.block_length),
         config.batch_size,
         retriever_config.projection_size,
         devices=mesh.size,

@@ -11,7 +11,6 @@ Nothing here may call jax from inside ``fetch``: a host callback that does never
 import collections
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from orqa_jax.index.protocol import Index
 from orqa_jax.models.reader import span_mask_BLW
 from orqa_jax.qa.examples import Example
 from orqa_jax.text.wordpiece import WordPiece
-from orqa_jax.train.inputs import Inputs, pair_inputs, question_inputs, ragged
+from orqa_jax.train.inputs import Inputs, block_inputs, pair_inputs, question_inputs, ragged
 from orqa_jax.train.labels import blocks_with_answer, spans_matching
 from orqa_jax.train.mesh import BATCH
 
@@ -48,6 +47,7 @@ class BeamSizes:
       whole_words: Spans neither start nor end within a word; in the 2019 release they may.
       substring_labels: A block is right where an answer is a substring of its characters, as in
         the 2019 release, and not where its wordpieces spell one from word to word.
+      block_length: Wordpieces of a block as the block tower reads it; 0 where it reads none.
     """
 
     early: int
@@ -57,6 +57,7 @@ class BeamSizes:
     reading_share: float = 1.0
     whole_words: bool = True
     substring_labels: bool = False
+    block_length: int = 0
 
     def questions_read(self, batch_size: int) -> int:
         """Of ``batch_size`` questions, how many are read, R."""
@@ -69,14 +70,14 @@ class BeamSource:
     def __init__(
         self,
         store: BlockStore,
-        index: Index,
+        index: Index[np.ndarray] | None,
         vectors_NP: np.ndarray,
         tokenizer: WordPiece,
         examples: Sequence[Example],
         sizes: BeamSizes,
     ) -> None:
-        self._store, self._index = store, index
-        self._vectors_NP = np.asarray(vectors_NP)  # a plain view: np.memmap slows indexing
+        self._store = store
+        self.use(index, vectors_NP)
         self._spent: collections.deque[tuple[str, float]] = collections.deque()
         self.tokenizer = tokenizer
         self._own_block = own_blocks(store, examples)
@@ -86,14 +87,15 @@ class BeamSource:
         self.questions = [e.ids for e in tokenizer.encode([x.question for x in examples])]
         self._examples = examples
         # Regular expressions have no wordpieces; they are matched in the text of each beam.
-        strings = [x.answers if x.match == "string" else () for x in examples]
-        flat = tokenizer.encode([answer for answers in strings for answer in answers])
-        bounds = np.cumsum([0, *map(len, strings)])
-        self.answers = [
-            [encoded.ids for encoded in flat[start:end]]
-            for start, end in itertools.pairwise(bounds)
-        ]
+        self.answers = tokenizer.encode_answers(
+            [x.answers if x.match == "string" else () for x in examples]
+        )
         self.postings = answer_postings(store, self.answers, tokenizer.continues_word)
+
+    def use(self, index: Index[np.ndarray] | None, vectors_NP: np.ndarray) -> None:
+        """Searches here from now on; a search that has begun ends where it began."""
+        # A plain view: np.memmap slows indexing.
+        self.searched: tuple[Any, np.ndarray] = index, np.asarray(vectors_NP)
 
     def fetch(self, rows_B: np.ndarray, question_BP: np.ndarray) -> Beam:
         """Retrieves for each question vector and returns numpy arrays of static shape.
@@ -111,7 +113,8 @@ class BeamSource:
           candidate span of the first K spells one; ``read_R`` int32, which questions are read;
           for their first K blocks ``token_ids``, ``mask``, ``segment_ids`` [R, K, L], and
           ``span_mask``, ``span_correct`` bool [R, K, L, W]: the candidate spans, and those that
-          spell an answer.
+          spell an answer. Where the block tower is trained, ``block_token_ids``, ``block_mask``,
+          ``block_segment_ids`` are its inputs of the same blocks.
         """
         rows_B = np.asarray(rows_B)
         ids_BC, vectors_BCP = self._without_own(rows_B, np.asarray(question_BP))
@@ -126,13 +129,16 @@ class BeamSource:
         readable_B = encoded["span_correct"].any(axis=(1, 2, 3))
         read_R = np.argsort(~readable_B, kind="stable")[: self.sizes.questions_read(len(rows_B))]
         read_R.sort()
+        read = {name: x_B[read_R] for name, x_B in encoded.items()}
+        if self.sizes.block_length:
+            read |= self._block_inputs(ids_BC[read_R, : self.sizes.read])
         return {
             "block_ids": ids_BC.astype(np.int32),
             "vectors": vectors_BCP,
             "early_correct": early_correct_BC,
             "readable": readable_B,
             "read": read_R.astype(np.int32),
-        } | {name: x_B[read_R] for name, x_B in encoded.items()}
+        } | read
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds that calls of ``fetch`` took since this was last asked, by what they were for.
@@ -191,10 +197,11 @@ class BeamSource:
         self, rows_B: np.ndarray, question_BP: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """``count`` blocks for each question, best first, and their vectors [B, count, P]."""
+        index, vectors_NP = self.searched
         with self._timed("search_share"):
-            ids_BC, _ = self._index.search(question_BP, count)
+            ids_BC, _ = index.search(question_BP, count)
         with self._timed("gather_share"):
-            return ids_BC, self._vectors_NP.take(ids_BC, axis=0)
+            return ids_BC, vectors_NP.take(ids_BC, axis=0)
 
     def reader_inputs(self, rows_B: np.ndarray, ids_BK: np.ndarray) -> Inputs:
         """The reader's part of ``fetch``, for any beam of blocks."""
@@ -206,6 +213,11 @@ class BeamSource:
         ]
         encoded["span_correct"] = np.stack(correct) & encoded["span_mask"]
         return encoded
+
+    def _block_inputs(self, ids_RK: np.ndarray) -> Inputs:
+        length = self.sizes.block_length
+        flat = block_inputs(self._store, self.tokenizer, ids_RK.reshape(-1), length)
+        return {f"block_{name}": x.reshape(*ids_RK.shape, length) for name, x in flat.items()}
 
 
 def beam_shapes(
@@ -219,7 +231,12 @@ def beam_shapes(
     read = (questions_read, min(sizes.read, sizes.early), sizes.reader_length)
     early = (batch_size, sizes.early)
     shape = jax.ShapeDtypeStruct
-    return {
+    blocks = {}
+    if sizes.block_length:
+        block = (*read[:2], sizes.block_length)
+        types = {"token_ids": np.int32, "mask": np.bool_, "segment_ids": np.int32}
+        blocks = {f"block_{name}": shape(block, dtype) for name, dtype in types.items()}
+    return blocks | {
         "block_ids": shape(early, np.int32),
         "vectors": shape((*early, projection_size), np.float32),
         "early_correct": shape(early, np.bool_),

@@ -60,9 +60,13 @@ class SparseSource(BeamSource):
         sizes: BeamSizes,
     ) -> None:
         """As `BeamSource`; without `index` BM25 alone finds the beam, and P is 0."""
-        super().__init__(store, bm25, vectors_NP, tokenizer, examples, sizes)
-        self._hybrid = HybridIndex(bm25, index, vectors_NP)
+        self._bm25 = bm25
         self._texts = [example.question for example in examples]
+        super().__init__(store, index, vectors_NP, tokenizer, examples, sizes)
+
+    def use(self, index: Index[np.ndarray] | None, vectors_NP: np.ndarray) -> None:
+        self._hybrid = HybridIndex(self._bm25, index, vectors_NP)
+        super().use(index, vectors_NP)
 
     def search(
         self, rows_B: np.ndarray, question_BP: np.ndarray, count: int

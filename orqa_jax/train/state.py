@@ -27,6 +27,19 @@ class TrainState:
     optimizer_state: optax.OptState
 
 
+@flax.struct.dataclass
+class CarryingState(TrainState):
+    """A training state, and what the host carries from one step to the next beside it.
+
+    Attributes:
+      carried: "question_BP" where fine-tuning is ``stale_by_one``: vectors of the questions of the
+        next step, by the parameters before the last one; a run that continues retrieves by them.
+        "towers" with ``refresh_every``, see ``train.refresh``.
+    """
+
+    carried: dict[str, Any]
+
+
 def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
     """Learning rate that rises linearly to ``peak``, then falls linearly to 0 at ``steps``."""
     rise = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))

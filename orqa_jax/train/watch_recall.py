@@ -84,9 +84,7 @@ def sample_recall(
     rng = np.random.default_rng(seed)
     # More than are wanted, as the answers of some are in no block.
     drawn = rng.permutation(len(examples))[: 4 * questions]
-    answers = [
-        [encoded.ids for encoded in tokenizer.encode(list(examples[i].answers))] for i in drawn
-    ]
+    answers = tokenizer.encode_answers([examples[i].answers for i in drawn])
     postings = answer_postings(store, answers, tokenizer.continues_word)
     kept = [place for place, found in enumerate(postings) if len(found)][:questions]
     if not kept:

@@ -57,6 +57,14 @@ def test_pieces_spell_the_original_text(text: str, expected: list[tuple[str, str
     assert pieces(text) == expected
 
 
+def test_an_answer_that_is_partly_unknown_has_no_wordpieces() -> None:
+    found = TOKENIZER.encode_answers([["Café, Ab", "😀"], [], ["a 😀 b", ""], ["日"]])
+    words = [[[VOCAB[i] for i in ids] for ids in of_question] for of_question in found]
+    assert words == [[["cafe", ",", "a", "##b"], []], [], [[], []], [["日"]]]
+    assert all(ids.dtype == np.int32 for of_question in found for ids in of_question)
+    assert TOKENIZER.encode_answers([]) == []
+
+
 def test_cased_tokenizer_keeps_case_and_accents() -> None:
     cased = WordPiece.from_vocab([*VOCAB, "Paris", "é"], lowercase=False)
     [encoded] = cased.encode(["Paris é A"])

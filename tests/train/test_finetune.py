@@ -11,6 +11,7 @@ import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file
 from tiny_world import (
+    equal_but_for_rounding,
     equal_trees,
     finetune_config,
     indexed_run,
@@ -29,6 +30,7 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.eval.scores import exact_match
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.exact import ExactIndex
+from orqa_jax.models.bert import with_dropout
 from orqa_jax.models.reader import (
     ReaderConfig,
     SpanReader,
@@ -47,18 +49,24 @@ from orqa_jax.train.finetune import (
     FinetuneConfig,
     Models,
     batches,
+    beam_sizes,
     finetune,
     fingerprint_examples,
+    initial_params,
+    local_batch,
+    make_finetune_optimizer,
     make_models,
+    make_question_encoder,
     make_step,
     make_trial,
     open_source,
     orqa_loss,
     step_rows,
     total_steps,
+    train_step,
 )
 from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
-from orqa_jax.train.retrieve import BeamSizes, BeamSource, question_batch
+from orqa_jax.train.retrieve import BeamSizes, BeamSource, fetch_by_device, question_batch
 from orqa_jax.train.state import initial_state
 
 KEY = jax.random.key(5)
@@ -470,6 +478,69 @@ def test_both_ways_of_retrieval_train_the_same_model(two_phase_run):
     equal_trees(*lines, rtol=1e-3, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def stale_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stale")
+    finetune(stale_config(out))
+    return out
+
+
+def stale_config(out):
+    return finetune_config(
+        indexed_run(), retrieval="two_phase", stale_by_one=True, out=str(out), dropout=0.0
+    )
+
+
+def test_stale_by_one_retrieves_by_the_parameters_of_a_step_earlier(stale_run, source, retriever):
+    """Step by step, by the programs of the default."""
+    config = stale_config(stale_run)
+    about, params, tokenizer = retriever
+    examples = load_examples(world().questions)
+    sizes = beam_sizes(config, about["block_length"])
+    found = BeamSource(world().store, *source.searched, tokenizer, examples, sizes)
+    params_key, key = jax.random.split(jax.random.key(config.seed))
+    config = dataclasses.replace(config, encoder=str(world().encoder))
+    reader_config, params = initial_params(config, params, params_key)
+    retriever_config = retriever_config_from_dict(about["retriever"])
+    without_dropout = with_dropout(retriever_config.bert, 0.0)
+    retriever_config = dataclasses.replace(retriever_config, bert=without_dropout)
+    models = make_models(config, retriever_config, reader_config)
+    steps = total_steps(len(examples), config)
+    optimizer = make_finetune_optimizer(config, steps)
+    mesh = make_mesh()
+    state = initial_state(params, optimizer)
+    encode = make_question_encoder(models, mesh)
+    update = jax.jit(
+        functools.partial(train_step, models=models, optimizer=optimizer, fetch=None, mesh=mesh)
+    )
+    before = state.params
+    beams = {"stale": [], "fresh": []}
+    for step in range(steps):
+        batch = place_batch(mesh, local_batch(found, config, about["question_length"], step))
+        for name, chosen in (("stale", before), ("fresh", state.params)):
+            question_BP = encode(chosen, batch, state.step, key)
+            beams[name].append(fetch_by_device(found, batch["rows"], question_BP))
+        before = state.params
+        state, _ = update(state, batch, place_batch(mesh, beams["stale"][-1]), key)
+    weights = load_model(stale_run / "model", kind="question answerer")[1]
+    equal_but_for_rounding(weights, jax.device_get(state.params), steps=steps)
+    same = [
+        np.array_equal(stale["block_ids"], fresh["block_ids"])
+        for stale, fresh in zip(*beams.values(), strict=True)
+    ]
+    assert same[0]
+    assert not all(same)
+
+
+def test_a_killed_run_that_is_stale_by_one_continues_to_the_bit(stale_run, tmp_path):
+    config = stale_config(tmp_path)
+    run_and_kill(config, at_step=4)
+    finetune(config)
+    weights = "model/weights.safetensors"
+    assert (tmp_path / weights).read_bytes() == (stale_run / weights).read_bytes()
+    assert metrics_of(tmp_path) == metrics_of(stale_run)
+
+
 def test_only_the_question_tower_of_the_retriever_is_trained_and_kept(retriever):
     params = load_model(trained_run() / "finetune" / "model", kind="question answerer")[1]
     assert params.keys() == {"retriever", "reader"}
@@ -525,6 +596,7 @@ def test_frozen_layers_and_a_reader_of_fewer_layers(retriever, tmp_path):
         ({"reader_length": 200, "retrieval": "two_phase"}, ["200", "96"]),
         ({"dtype": "float99"}, ["dtype", "float99"]),
         ({"retrieval": "post"}, ["retrieval", "post"]),
+        ({"stale_by_one": True}, ["stale_by_one", "two_phase"]),
         ({"index": "/nowhere"}, ["/nowhere"]),
         ({"retriever": "/nowhere"}, ["/nowhere"]),
         ({"train": "/nowhere.jsonl"}, ["/nowhere.jsonl"]),

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,21 @@ def test_every_step_has_its_batch(tmp_path):
     assert (int(state.step), float(state.params["total"])) == (5, 8 * 10)
     losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert losses == [0, 8, 24, 48, 80]
+
+
+def test_each_step_gets_its_state_prepared_and_a_checkpoint_the_one_before(tmp_path):
+    prepared = []
+
+    def prepare(steps_done, state):
+        assert int(state.step) == steps_done
+        prepared.append((steps_done, float(state.params["total"])))
+        return dataclasses.replace(state, params={"total": state.params["total"] + 1})
+
+    with pytest.raises(InterruptedError):
+        run(tmp_path, 5, stop_at=2, prepare=prepare)
+    state = run(tmp_path, 5, prepare=prepare)
+    assert prepared == [(0, 0), (1, 1), (2, 10), (3, 27), (4, 52)]
+    assert float(state.params["total"]) == 8 * 10 + 5
 
 
 def test_a_broken_run_continues_after_its_last_checkpoint(tmp_path):

@@ -13,9 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_world import finetune_config, flags, ict_config, indexed_run, metrics_of, trained_run
+from tiny_world import (
+    equal_but_for_rounding,
+    finetune_config,
+    flags,
+    ict_config,
+    indexed_run,
+    metrics_of,
+    trained_run,
+)
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.train.finetune import finetune
 from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.mesh import start_processes
 
@@ -56,12 +65,8 @@ def finish(processes, folder, seconds=250):
 
 
 def same_weights(found, expected, steps):
-    """Adam turns rounding into steps of either sign, so the last bits grow with the steps."""
     found, expected = (load_file(f / "model" / "weights.safetensors") for f in (found, expected))
-    assert found.keys() == expected.keys()
-    differences = [np.abs(found[name] - expected[name]) for name in found]
-    assert np.mean(np.concatenate([d.ravel() for d in differences])) < 2e-5 * steps
-    assert max(d.max() for d in differences) < 2e-3 * steps
+    equal_but_for_rounding(found, expected, steps=steps)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -79,13 +84,24 @@ def test_ict_of_several_processes_is_that_of_one(tmp_path, count):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("count", "retrieval"), [(2, "callback"), (2, "two_phase"), (4, "callback")]
+    ("count", "changes"),
+    [
+        (2, {}),
+        (2, {"retrieval": "two_phase"}),
+        (4, {}),
+        (2, {"retrieval": "two_phase", "stale_by_one": True, "refresh_every": 1}),
+    ],
 )
-def test_finetuning_of_several_processes_is_that_of_one(tmp_path, count, retrieval):
-    config = finetune_config(trained_run(), out=str(tmp_path / "finetune"), retrieval=retrieval)
+def test_finetuning_of_several_processes_is_that_of_one(tmp_path, count, changes):
+    config = finetune_config(trained_run(), out=str(tmp_path / "finetune"), **changes)
     statuses, logs = finish(start(config, count, tmp_path), tmp_path)
     assert statuses == [0] * count, logs
     expected = trained_run() / "finetune"
+    if config.refresh_every:
+        expected = tmp_path / "alone"
+        finetune(dataclasses.replace(config, out=str(expected)))
+        indexes = [np.load(f / "index/embeddings.npy") for f in (tmp_path / "finetune", expected)]
+        np.testing.assert_allclose(*indexes, atol=0.02)
     for found, line in zip(metrics_of(tmp_path / "finetune"), metrics_of(expected), strict=True):
         assert found == pytest.approx(line, rel=1e-3)
     same_weights(tmp_path / "finetune", expected, steps=4)

@@ -163,6 +163,21 @@ def test_a_word_that_the_length_cuts_is_no_candidate(tmp_path, length, ends):
     assert sorted({int(start + extra) for start, extra in spans}) == ends
 
 
+def test_an_answer_without_wordpieces_of_its_own_is_not_found_where_others_have_none(tmp_path):
+    tokenizer = WordPiece.from_vocab([*"abcd", "[UNK]", "[MASK]", "[CLS]", "[SEP]", "[PAD]"])
+    lines = [{"title": "", "text": text} for text in ("a xyz b", "c d")]
+    file = write_jsonl(tmp_path / "d.jsonl", lines)
+    store = build_corpus([file], tmp_path / "store", tokenizer, workers=1)
+    examples = [Example("0", "c", ("qrs",)), Example("1", "c", ("qrs", "b"))]
+    vectors_NP = np.array([[1.0], [0.5]], np.float32)
+    sizes = BeamSizes(early=2, read=2, reader_length=10, span_width=3)
+    index = ExactIndex(vectors_NP)
+    source = BeamSource(store, index, vectors_NP, tokenizer, examples, sizes)
+    beam = source.fetch(np.array([0, 1]), np.ones((2, 1), np.float32))
+    assert beam["early_correct"].tolist() == [[False, False], [True, False]]
+    assert np.argwhere(beam["span_correct"]).tolist() == [[1, 0, 5, 0]]  # the b alone
+
+
 def test_a_beam_worked_by_hand(tmp_path):
     """Blocks [2 3 4] and [5 6], question [0 1], answers [3 4] and [7], padded to ten."""
     vocab = [*"abcdefgh", "[UNK]", "[MASK]", "[CLS]", "[SEP]", "[PAD]"]

@@ -38,8 +38,7 @@ def source_of(evidence):
     about, _, tokenizer = load_model(indexed_run() / "ict" / "model", kind="dual encoder")
     config = config_of("", evidence)
     examples = load_examples(world().questions)
-    fingerprint = about["weights_fingerprint"]
-    return open_source(config, world().store, fingerprint, tokenizer, examples), examples
+    return open_source(config, world().store, about, tokenizer, examples), examples
 
 
 def test_the_last_coordinate_is_the_bm25_score():
