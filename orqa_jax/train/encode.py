@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import load_model
 from orqa_jax.train.inputs import pair_inputs
 from orqa_jax.train.mesh import make_mesh, place_batch
+from orqa_jax.train.stop import stop_request
 
 # Blocks of one step of progress: what an interruption can lose.
 _CHUNK_BLOCKS = 1024
@@ -60,14 +62,18 @@ class EncodeConfig:
 def encode_corpus(config: EncodeConfig) -> np.ndarray:
     """Writes the vector of every block, made by the block tower of the retriever.
 
-    An interrupted run goes on where it stopped; finished embeddings are kept as they are, and where
-    the corpus has grown only its new blocks are encoded. Several processes share the work, each on
-    its own devices, and need ``out`` on a file system that they share.
+    Ctrl-C and SIGTERM stop it between two batches (several processes after the same number of
+    chunks in each), and an interrupted run goes on after its last whole chunk. Finished embeddings
+    are kept as they are, and where the corpus has grown only its new blocks are encoded. Several
+    processes share the work, each on its own devices, and need ``out`` on a file system that they
+    share.
 
     Returns:
       float32 [N, P], memory-mapped.
 
     Raises:
+      KeyboardInterrupt: After a SIGINT, with the whole chunks saved.
+      SystemExit: After a SIGTERM, with the same saved and status 0.
       OrqaError: An input is missing, or inputs do not belong together.
     """
     corpus, retriever, out = Path(config.corpus), Path(config.retriever), Path(config.out)
@@ -149,17 +155,26 @@ def _encode_pending(
     """Writes what is missing; the vectors of the first blocks, ``before_MP``, are copied."""
     # Each process has blocks of its own, so its devices need not wait for those of others.
     mesh = make_mesh(jax.local_devices())
+    alone = jax.process_count() == 1
     total = sum(len(blocks) for blocks in writer.pending)
     quiet = not sys.stderr.isatty()
     started = said = time.monotonic()
-    with tqdm(total=total, desc="encode", unit="block", disable=quiet) as bar:
-        done = 0
-        for blocks in writer.pending:
+    done = 0
+    with (
+        stop_request() as stop,
+        tqdm(total=total, desc="encode", unit="block", disable=quiet) as bar,
+    ):
+
+        def encode_chunk(blocks: range) -> np.ndarray | None:
+            """Their vectors, or None where the run is to stop before the last batch of them."""
             vectors = np.zeros((len(blocks), writer.projection_size), np.float32)
             copied = min(max(len(before_MP) - blocks.start, 0), len(blocks))
             vectors[:copied] = before_MP[blocks.start : blocks.start + copied]
             new = blocks[copied:]
             for rows, length in length_batches(store, new, block_length, mesh.size):
+                # Several processes can agree on a round of chunks, but not on a batch.
+                if alone and stop.reached(done):
+                    return None
                 ids = new.start + rows
                 batch: dict[str, Any] = pair_inputs(
                     tokenizer, store.titles(ids), store.tokens(ids), length
@@ -169,8 +184,16 @@ def _encode_pending(
                 vectors[copied + rows] = np.asarray(encode(*arguments))
                 bar.update(len(np.unique(rows)))
             bar.update(copied)
-            writer.write(blocks, vectors)
-            done += len(blocks)
+            return vectors
+
+        # In the last round, some processes have no chunk left.
+        for number, blocks in zip_longest(range(writer.rounds), writer.pending):
+            vectors = None if blocks is None else encode_chunk(blocks)
+            if vectors is not None:
+                writer.write(blocks, vectors)
+                done += len(blocks)
+            if stop.reached(number):
+                break
             now = time.monotonic()
             if quiet and (now - said >= _SECONDS_BETWEEN_LOG_LINES or done == total):
                 said, rate = now, done / (now - started)
@@ -178,6 +201,7 @@ def _encode_pending(
                 logger.info(
                     "encode: %d of %d blocks, %.0f a second, %.0f s left", done, total, rate, left
                 )
+    stop.leave(f"the vectors of {done} blocks of this run are kept")
     return writer.finish()
 
 
