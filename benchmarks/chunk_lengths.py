@@ -70,6 +70,7 @@ def main() -> None:
             times = time.perf_counter() - clock, time.process_time() - cpu
             if number:
                 spent[name].append(times)
+                print(f"{name:20} {times[0]:.2f} ({times[1]:.2f})", flush=True)
             else:
                 losses[name] = float(metrics["loss"][0] / metrics["loss"][1])
                 print(f"{name:20} compiled in {times[0]:.0f} s", flush=True)
