@@ -410,10 +410,10 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
         process.kill()
         process.wait()
         kills += 1
-    pretrain(config)
+    assert start_training(config).wait() == 0
     # Undisturbed, it needs none: writing one takes longer than a step.
     whole = ict_config(tmp_path / "whole", **settings, checkpoint_every=120)
-    pretrain(whole)
+    assert start_training(whole).wait() == 0
     weights = "model/weights.safetensors"
     assert (tmp_path / "killed" / weights).read_bytes() == (
         tmp_path / "whole" / weights
