@@ -52,6 +52,7 @@ def finish(processes, folder, seconds=500):
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     return statuses, [(folder / f"process{n}.log").read_text() for n in range(len(processes))]
 
 
