@@ -310,12 +310,16 @@ def run_and_signal(
 
 
 def start_training(config: ICTConfig | FinetuneConfig) -> subprocess.Popen[bytes]:
-    """Starts a training in another process."""
+    """Starts a training in another process, on one device."""
     command = "ict" if isinstance(config, ICTConfig) else "finetune"
     code = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+    environment = {
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", code, command, *flags(dataclasses.asdict(config))],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        env=os.environ | environment,
         stderr=subprocess.DEVNULL,
     )
 

@@ -98,7 +98,10 @@ class EmbeddingWriter:
                 if path != self._progress:
                     path.unlink()
         barrier("embeddings are there")
-        self._mine = self._unfinished()[process::processes]
+        unfinished = self._unfinished()
+        self._mine = unfinished[process::processes]
+        # Chunks of the process that has most.
+        self.rounds = -(-len(unfinished) // processes)
         barrier("progress is known")
         if process:
             self._finished = set()

@@ -149,7 +149,7 @@ class Bert(nn.Module):
 
         Args:
           token_ids_BL: int32 wordpiece ids.
-          mask_BL: bool, True on real wordpieces.
+          mask_BL: bool, True on real wordpieces, which stand before the padding.
           segment_ids_BL: int32, 0 for the first segment and 1 for the second.
           deterministic: False turns dropout on, and needs a "dropout" key.
 
@@ -218,17 +218,15 @@ class Layer(nn.Module):
             _dense(config.hidden_size, self.dtype, name)(hidden_BLH)
             for name in ("query", "key", "value")
         )
-        weight_dropout = nn.Dropout(
-            config.attention_probs_dropout_prob, deterministic=deterministic
-        )
-        drops = config.attention_probs_dropout_prob and not deterministic
+        weight_dropout = None
+        if config.attention_probs_dropout_prob and not deterministic:
+            weight_dropout = functools.partial(
+                drop_weights,
+                rate=config.attention_probs_dropout_prob,
+                key=self.make_rng("dropout"),
+            )
         attended_BLH = attend(
-            query,
-            key,
-            value,
-            mask_BL,
-            config.num_attention_heads,
-            weight_dropout if drops else None,
+            query, key, value, mask_BL, config.num_attention_heads, weight_dropout
         )
         attended_BLH = dropout(
             _dense(config.hidden_size, self.dtype, "attention_output")(attended_BLH)
@@ -251,28 +249,79 @@ def attend(
 ) -> jax.Array:
     """Scaled dot-product attention over the keys where the mask is True; [B, L, H].
 
-    On accelerators this is `jax.nn.dot_product_attention`, which has no dropout of the weights;
-    with dropout, and on CPU, it is our own.
+    On accelerators this is `jax.nn.dot_product_attention`: on NVIDIA GPUs, in bfloat16 or float16,
+    as cuDNN's fused kernel, which never writes the weights to memory; elsewhere as XLA fuses it. It
+    has no dropout of the weights; with dropout, and on CPU, attention is our own.
     """
     batch, length, hidden = query_BLH.shape
 
     def heads(array_BLH: jax.Array) -> jax.Array:
         return array_BLH.reshape(batch, length, num_heads, hidden // num_heads)
 
-    def library(
-        query: jax.Array, key: jax.Array, value: jax.Array, mask_BL: jax.Array
-    ) -> jax.Array:
-        # It does not trace in bfloat16 where dtype promotion is strict.
-        with jax.numpy_dtype_promotion("standard"):
-            return jax.nn.dot_product_attention(query, key, value, mask=mask_BL[:, None, None, :])
-
     own = functools.partial(own_attention, weight_dropout=weight_dropout)
     arrays = (heads(query_BLH), heads(key_BLH), heads(value_BLH), mask_BL)
     if weight_dropout is not None:
-        attended = own(*arrays)
-    else:
-        attended = jax.lax.platform_dependent(*arrays, cpu=own, default=library)
+        return own(*arrays).reshape(query_BLH.shape)
+    fused = {"cuda": cudnn_attention} if _cudnn_takes(*arrays) else {}
+    attended = jax.lax.platform_dependent(*arrays, cpu=own, **fused, default=xla_attention)
     return attended.reshape(query_BLH.shape)
+
+
+def xla_attention(
+    query_BLND: jax.Array, key_BLND: jax.Array, value_BLND: jax.Array, mask_BL: jax.Array
+) -> jax.Array:
+    """The library's attention of N heads of size D, [B, L, N, D], for any accelerator."""
+    # It does not trace in bfloat16 where dtype promotion is strict.
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(
+            query_BLND, key_BLND, value_BLND, mask=mask_BL[:, None, None, :]
+        )
+
+
+def cudnn_attention(
+    query_BLND: jax.Array, key_BLND: jax.Array, value_BLND: jax.Array, mask_BL: jax.Array
+) -> jax.Array:
+    """The same as cuDNN's fused kernel, which is told of padding by the length of each sequence.
+
+    Raises:
+      RuntimeError, NotImplementedError, ValueError: cuDNN is not here, or takes no such arrays.
+    """
+    length_B = mask_BL.sum(axis=1, dtype=jnp.int32)
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(
+            query_BLND,
+            key_BLND,
+            value_BLND,
+            # A constant, which is the default, fails under vmap, where these are made of one row.
+            query_seq_lengths=0 * length_B + mask_BL.shape[1],
+            key_value_seq_lengths=length_B,
+            implementation="cudnn",
+        )
+
+
+def _cudnn_takes(*arrays: jax.Array) -> bool:
+    """Whether the fused kernel can be traced here: by cuDNN, dtype, sizes and the GPU's age."""
+    try:
+        jax.eval_shape(cudnn_attention, *arrays)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+    return True
+
+
+def drop_weights(weights_BNLL: jax.Array, *, rate: float, key: jax.Array) -> jax.Array:
+    """Dropout of attention weights, equal between two positions however long the sequence is.
+
+    So a sequence without its padding trains as it does with it. The draws for one position come
+    from a key of its own, those for the positions it attends to stand first, and jax draws the same
+    values for the first rows of an array whatever its number of rows.
+    """
+    batch, heads, queries, keys = weights_BNLL.shape
+
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, 1.0 - rate, (keys, heads, batch))
+
+    kept_BNLL = jax.vmap(draw)(jax.random.split(key, queries)).transpose(3, 2, 0, 1)
+    return jnp.where(kept_BNLL, weights_BNLL / (1.0 - rate), 0.0)
 
 
 # --- What is written for XLA on CPU ---------------------------------------------------------------
@@ -320,9 +369,13 @@ def layer_name(index: int) -> str:
     return f"layer_{index}"
 
 
-def with_dropout(config: BertConfig, rate: float) -> BertConfig:
-    """The same encoder with one dropout rate everywhere: hidden states and attention weights."""
-    return dataclasses.replace(config, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate)
+def with_dropout(config: BertConfig, rate: float, *, attention: bool = True) -> BertConfig:
+    """The same encoder with one dropout rate: on hidden states, and on attention weights or not."""
+    return dataclasses.replace(
+        config,
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate if attention else 0.0,
+    )
 
 
 def truncate_bert(

@@ -159,7 +159,7 @@ _PLACES = {
 # How a run is watched changes nothing about what it makes, how the work is divided nothing but the
 # last bits.
 _WATCHING = {"profile", "watch_questions", "watch_every"}
-_DIVISION = {"chunk_size", "parameter_shards", "workers"}
+_DIVISION = {"chunk_size", "chunk_lengths", "parameter_shards", "workers"}
 
 
 def refuse_changed_config(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

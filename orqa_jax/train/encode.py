@@ -1,11 +1,13 @@
 """Encoding of the whole corpus into block embeddings, resumable, on all devices."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +28,7 @@ from orqa_jax.train.checkpoint import load_model
 from orqa_jax.train.inputs import block_inputs
 from orqa_jax.train.mesh import make_mesh, place_batch
 from orqa_jax.train.state import Params
+from orqa_jax.train.stop import stop_request
 
 # Blocks of one step of progress: what an interruption can lose.
 _CHUNK_BLOCKS = 1024
@@ -113,21 +116,36 @@ def encode_store(
 ) -> np.ndarray:
     """Writes the vector of every block to ``out``, and what the search needs beside them.
 
-    An interrupted run goes on where it stopped; finished embeddings are kept as they are, and where
-    the corpus has grown only its new blocks are encoded. Several processes share the work, each on
-    its own devices, and need ``out`` on a file system that they share.
+    Ctrl-C and SIGTERM stop it between two batches (several processes after the same number of
+    chunks in each), and an interrupted run goes on after its last whole chunk. Finished embeddings
+    are kept as they are, and where the corpus has grown only its new blocks are encoded. Several
+    processes share the work, each on its own devices, and need ``out`` on a file system that they
+    share.
 
     Returns:
       float32 [N, P], memory-mapped.
 
     Raises:
+      KeyboardInterrupt: After a SIGINT, with the whole chunks saved.
+      SystemExit: After a SIGTERM, with the same saved and status 0.
       OrqaError: A vector is not finite, the disk is full, or the search is not installed.
     """
     writer = open_writer(store, encoder, out)
     if writer is not None:
         before_MP = _of_first_blocks(out, store, encoder.weights_fingerprint)
-        for _ in write_vectors(writer, store, encoder, before_MP):
-            pass
+        before = sum(len(blocks) for blocks in writer.pending)
+        rounds = 0
+        with (
+            stop_request() as stop,
+            contextlib.closing(write_vectors(writer, store, encoder, before_MP)) as writing,
+        ):
+            for round_ends in writing:
+                rounds += round_ends
+                # Several processes can agree on a round of chunks, but not on a batch.
+                if (round_ends or jax.process_count() == 1) and stop.reached(rounds):
+                    break
+        done = before - sum(len(blocks) for blocks in writer.pending)
+        stop.leave(f"the vectors of {done} blocks of this run are kept")
     return finish_embeddings(writer, store, encoder, out, search)
 
 
@@ -214,10 +232,13 @@ def write_vectors(
     store: BlockStore,
     encoder: BlockEncoder,
     before_MP: np.ndarray | None = None,
-) -> Iterator[None]:
+) -> Generator[bool]:
     """Writes what is missing, and yields after each batch, where the caller may leave it.
 
     The vectors of the first blocks, ``before_MP``, are copied. No process waits here for another.
+
+    Yields:
+      Whether a round ends here: in each process one chunk, if it has one left.
     """
     variables = jax.device_put({"params": encoder.params})
     encode = functools.partial(_program(encoder.model), variables)
@@ -230,7 +251,10 @@ def write_vectors(
     started = said = time.monotonic()
     with tqdm(total=total, desc="encode", unit="block", disable=quiet) as bar:
         done = 0
-        for blocks in writer.pending:
+        for _, blocks in zip_longest(range(writer.rounds), writer.pending):
+            if blocks is None:
+                yield True
+                continue
             vectors = np.zeros((len(blocks), writer.projection_size), np.float32)
             copied = min(max(len(before_MP) - blocks.start, 0), len(blocks))
             vectors[:copied] = before_MP[blocks.start : blocks.start + copied]
@@ -241,7 +265,7 @@ def write_vectors(
                 arguments = (placed[name] for name in ("token_ids", "mask", "segment_ids"))
                 vectors[copied + rows] = np.asarray(encode(*arguments))
                 bar.update(len(np.unique(rows)))
-                yield
+                yield False
             bar.update(copied)
             writer.write(blocks, vectors)
             done += len(blocks)
@@ -252,6 +276,7 @@ def write_vectors(
                 logger.info(
                     "encode: %d of %d blocks, %.0f a second, %.0f s left", done, total, rate, left
                 )
+            yield True
 
 
 def _barrier(name: str) -> None:

@@ -74,6 +74,9 @@ class ICTConfig:
       chunk_size: Rows that one device encodes at a time, computing them again for the gradient: a
         third more arithmetic, and memory for so many rows instead of for the batch. It divides
         the rows of a device; 0 encodes all of them at once.
+      chunk_lengths: Each chunk is padded to the shortest of so many lengths that holds its longest
+        row, rows being sorted by length; each length has to be compiled. 1 pads all to the full
+        ``question_length`` and ``block_length``, as does a batch without chunks.
       exclude_duplicates: Blocks that hold the pseudo-question's sentence too are no negatives,
         with ``pairs`` copies of the right block. In the 2019 release they are.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
@@ -91,6 +94,8 @@ class ICTConfig:
       projection_init: "orthogonal", or "glorot_uniform" as in the 2019 release.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
+      attention_dropout: Whether attention weights are dropped too, as in BERT. Without that, a GPU
+        trains in bfloat16 through cuDNN's fused attention.
       dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
         sums, vectors and loss are float32 always.
       parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
@@ -114,6 +119,7 @@ class ICTConfig:
     steps: int = 1000
     batch_size: int = 32
     chunk_size: int = 0
+    chunk_lengths: int = 3
     exclude_duplicates: bool = True
     learning_rate: float = 5e-5
     projection_learning_rate_factor: float = 10.0
@@ -131,6 +137,7 @@ class ICTConfig:
     projection_init: Literal["orthogonal", "glorot_uniform"] = "orthogonal"
     frozen_layers: int = 0
     dropout: float = 0.1
+    attention_dropout: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     parameter_shards: int = 1
     workers: int = 0
@@ -145,7 +152,7 @@ class ICTConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_at_least(self, steps=0, batch_size=1, checkpoint_every=1, log_every=1, watch_every=1)
-        check_at_least(self, chunk_size=0, parameter_shards=1, workers=0)
+        check_at_least(self, chunk_size=0, chunk_lengths=1, parameter_shards=1, workers=0)
         check_at_least(self, question_length=3, block_length=16, projection_size=1, frozen_layers=0)
 
 
@@ -326,12 +333,12 @@ def encode(
 ) -> jax.Array:
     """Vectors [B, P] of a batch by one tower, with dropout; ``chunks`` are those of `in_chunks`.
 
-    Every row has a dropout key of its own, so that it drops the same in whichever chunk it is.
+    ``arrays_BL`` are wordpieces, mask and, for blocks, segments. Every row has a dropout key of its
+    own, so that it drops the same in whichever chunk it is.
     """
     dropout = model.config.has_dropout
 
-    def encode_rows(rows: Any) -> jax.Array:
-        arrays_BL, keys_B = rows
+    def encode_rows(params: Params, arrays_BL: Any, keys_B: Any) -> jax.Array:
         apply = functools.partial(model.apply, {"params": params}, method=method)
         if not dropout:
             return apply(*arrays_BL)  # type: ignore[return-value]
@@ -343,7 +350,8 @@ def encode(
         return jax.vmap(encode_row)(arrays_BL, keys_B)
 
     keys_B = jax.random.split(key, len(arrays_BL[0])) if dropout else None
-    return in_chunks(encode_rows, (arrays_BL, keys_B), **chunks)
+    length_B = arrays_BL[1].sum(axis=1)
+    return in_chunks(encode_rows, params, arrays_BL, keys_B, length_B, **chunks)
 
 
 def ict_loss(
@@ -354,6 +362,7 @@ def ict_loss(
     *,
     mesh: Mesh,
     chunk_size: int = 0,
+    chunk_lengths: int = 1,
 ) -> tuple[jax.Array, Metrics]:
     """Mean in-batch softmax loss of a batch (section 5) and its metrics.
 
@@ -362,7 +371,9 @@ def ict_loss(
     """
     question_key, block_key = jax.random.split(key)
     params = gathered(mesh, params)
-    encode_in_chunks = functools.partial(encode, params, model, mesh=mesh, chunk_size=chunk_size)
+    encode_in_chunks = functools.partial(
+        encode, params, model, mesh=mesh, chunk_size=chunk_size, chunk_lengths=chunk_lengths
+    )
     question = tuple(batch["question"][name] for name in ("token_ids", "mask"))
     question_BP = encode_in_chunks("encode_questions", question, question_key)
     block = tuple(batch["block"][name] for name in ("token_ids", "mask", "segment_ids"))
@@ -392,9 +403,12 @@ def train_step(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     chunk_size: int = 0,
+    chunk_lengths: int = 1,
 ) -> tuple[TrainState, Metrics]:
     """One update. The dropout of a step depends on ``key`` and the number of the step alone."""
-    loss = functools.partial(ict_loss, mesh=mesh, chunk_size=chunk_size)
+    loss = functools.partial(
+        ict_loss, mesh=mesh, chunk_size=chunk_size, chunk_lengths=chunk_lengths
+    )
     gradients, metrics = jax.grad(loss, has_aux=True)(
         state.params, model, batch, jax.random.fold_in(key, state.step)
     )
@@ -407,7 +421,7 @@ def train_step(
 def make_model(config: ICTConfig, bert_config: BertConfig) -> DualEncoder:
     """The dual encoder that ``config`` describes, around this BERT."""
     retriever_config = RetrieverConfig(
-        bert=with_dropout(bert_config, config.dropout),
+        bert=with_dropout(bert_config, config.dropout, attention=config.attention_dropout),
         projection_size=config.projection_size,
         pooling=config.pooling,
         shared_towers=config.shared_towers,
@@ -443,7 +457,12 @@ def make_step(
     ``shardings`` are those of the state.
     """
     step = functools.partial(
-        train_step, model=model, optimizer=optimizer, mesh=mesh, chunk_size=config.chunk_size
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        mesh=mesh,
+        chunk_size=config.chunk_size,
+        chunk_lengths=config.chunk_lengths,
     )
     return jit_step(step, mesh, shardings)
 

@@ -110,5 +110,5 @@ def run_steps(
                     saved.save(step, state)
                 if stopping:
                     break
-        stop.leave()
+        stop.leave(f"step {int(state.step)} is saved")
     return state

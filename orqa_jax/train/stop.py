@@ -1,4 +1,4 @@
-"""Stopping a training between two steps, in every process after the same one.
+"""Stopping long work between two steps, in every process after the same one.
 
 An exception out of a signal handler may fall anywhere, also into a callback of jax that swallows
 it. So a first SIGINT or SIGTERM only leaves a note, which the loop reads once a step.
@@ -24,7 +24,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._received: int | None = None
-        self._agreed_at: int | None = None
+        self._agreed = False
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """The signal handler; a second SIGINT ends the process at once."""
@@ -42,24 +42,25 @@ class StopRequest:
             stopping = multihost_utils.reached_preemption_sync_point(step)
         else:
             stopping = self._received is not None
-        if stopping:
-            self._agreed_at = step
+        self._agreed = stopping
         return stopping
 
-    def leave(self) -> None:
-        """Ends the program if it was to stop; to be called when the state of that step is saved.
+    def leave(self, kept: str) -> None:
+        """Ends the program if it was to stop; to be called when all that is to be kept is saved.
+
+        Args:
+          kept: What is, for the user: "step 5 is saved".
 
         Raises:
           KeyboardInterrupt: After a SIGINT.
           SystemExit: After a SIGTERM, with status 0: whoever preempts a run expects no failure.
         """
-        if self._agreed_at is None:
+        if not self._agreed:
             return
+        by = "Ctrl-C" if self._received == signal.SIGINT else "SIGTERM"
+        logger.info("Stopped by %s; %s, and the same command continues.", by, kept)
         if self._received == signal.SIGINT:
             raise KeyboardInterrupt
-        logger.info(
-            "Stopped by SIGTERM; step %d is saved, and the same command continues.", self._agreed_at
-        )
         raise SystemExit(0)
 
 

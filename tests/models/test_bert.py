@@ -1,16 +1,19 @@
 import dataclasses
 import functools
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from jax._src.cudnn import fused_attention_stablehlo
 from oracles import bert as oracle
 from oracles.checkpoint import write_checkpoint
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.models.bert import Bert, BertConfig, attend, truncate_bert
+from orqa_jax.models.bert import Bert, BertConfig, attend, drop_weights, truncate_bert
 from orqa_jax.models.weights import load_bert
 
 CONFIG = oracle.tiny_config()
@@ -215,6 +218,67 @@ def test_attention_drops_weights_after_normalising_them():
     whole = attend(query, key, value, mask, 2, lambda weights: weights)
     doubled = attend(query, key, value, mask, 2, lambda weights: 2 * weights)
     np.testing.assert_allclose(doubled, 2 * whole, rtol=1e-6)
+
+
+def test_dropout_of_attention_falls_alike_on_a_longer_sequence():
+    weights = np.random.default_rng(0).uniform(0.5, 1.0, (2, 3, 40, 40)).astype(np.float32)
+    found = np.asarray(drop_weights(weights, rate=0.25, key=jax.random.key(1)))
+    kept = found != 0.0
+    np.testing.assert_allclose(found[kept], weights[kept] / 0.75, rtol=1e-6)
+    # Five standard deviations of that many throws, over all and over each head, row and column.
+    for axes in ((), (0,), (1,), (2,), (3,)):
+        rest = tuple(set(range(4)) - set(axes))
+        throws = kept.size / np.prod([kept.shape[axis] for axis in axes])
+        assert np.abs(kept.mean(axis=rest) - 0.75).max() < 5 * np.sqrt(0.25 * 0.75 / throws)
+    short = drop_weights(weights[:, :, :17, :17], rate=0.25, key=jax.random.key(1))
+    np.testing.assert_array_equal(short, found[:, :, :17, :17])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "dropout", "fused"),
+    [
+        (jnp.bfloat16, 64, False, True),
+        (jnp.float16, 64, False, True),
+        (jnp.float32, 64, False, False),
+        (jnp.bfloat16, 12, False, False),  # no multiple of 8
+        (jnp.bfloat16, 64, True, False),
+    ],
+)
+def test_gpus_get_the_fused_kernel_where_it_applies(monkeypatch, dtype, size, dropout, fused):
+    """In the program as it is lowered for a GPU. Of cuDNN, only its version is asked."""
+    version = SimpleNamespace(cudnn_get_version=lambda: 91000)
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", version)
+    drop = functools.partial(drop_weights, rate=0.1, key=jax.random.key(0)) if dropout else None
+    array = jax.ShapeDtypeStruct((3, 10, 2 * size), dtype)
+    mask = jax.ShapeDtypeStruct((3, 10), bool)
+
+    def program(platform):
+        # As in pre-training, where each row has a dropout key of its own.
+        def row(query, key, value, mask):
+            rows = (array[None] for array in (query, key, value, mask))
+            return attend(*rows, 2, drop)[0]
+
+        def loss(*arrays):
+            return jax.vmap(row)(*arrays).astype(jnp.float32).sum()
+
+        # The gradient of the library's own attention does not lower in bfloat16 under "strict".
+        with jax.numpy_dtype_promotion("standard"):
+            gradient = jax.jit(jax.grad(loss)).trace(array, array, array, mask)
+            return gradient.lower(lowering_platforms=(platform,)).as_text()
+
+    kernels = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
+    assert set(re.findall(r"__cudnn\$\w+", program("cuda"))) == (kernels if fused else set())
+    assert "__cudnn" not in program("cpu")
+    assert "__cudnn" not in program("tpu")
+
+
+def test_without_cudnn_a_gpu_takes_what_any_accelerator_does(monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
+    array, mask = jnp.ones((2, 8, 128), jnp.bfloat16), jnp.ones((2, 8), bool)
+    run = jax.jit(lambda *arrays: attend(*arrays, 2)).trace(array, array, array, mask)
+    program = run.lower(lowering_platforms=("cuda",)).as_text()
+    assert "dot_general" in program
+    assert "__cudnn" not in program
 
 
 def test_config_round_trip():

@@ -3,6 +3,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_world import documents, indexed_run, vocabulary, world, write_jsonl
 
+from orqa_jax.cli import main
 from orqa_jax.corpus.build import append_to_corpus, build_corpus
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
@@ -89,26 +91,48 @@ def test_length_batches_hold_every_row(lengths, title, start, longest, devices):
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_an_interrupted_encoding_continues(tmp_path, monkeypatch, batches_encoded):
-    monkeypatch.setattr(encode, "_CHUNK_BLOCKS", 40)
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [(signal.SIGINT, 130, "Stopped by Ctrl-C"), (signal.SIGTERM, 0, "Stopped by SIGTERM")],
+)
+def test_an_encoding_that_is_asked_to_stop_keeps_its_chunks(
+    tmp_path, monkeypatch, caplog, batches_encoded, number, status, line
+):
+    monkeypatch.setattr(encode, "_CHUNK_BLOCKS", 32)
+    monkeypatch.setattr(
+        encode, "_WORDPIECES_PER_BATCH", 1
+    )  # one row a device, four batches a chunk
+    run, before = indexed_run(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("corpus", "ict"):
+        (tmp_path / name).symlink_to(run / name)
+    place = encode.place_batch
+
+    def place_and_signal(mesh, batch):
+        if len(batches_encoded) == 9:
+            os.kill(os.getpid(), number)
+        return place(mesh, batch)
+
+    monkeypatch.setattr(encode, "place_batch", place_and_signal)
+    try:
+        ended = main(["index", "--run", str(tmp_path)])
+    except SystemExit as stopped:
+        ended = stopped.code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == status
+    assert len(batches_encoded) == 10
+    assert f"{line}; the vectors of 64 blocks of this run are kept" in caplog.text
+    assert not (tmp_path / "index" / "manifest.json").exists()
+
     write, written = EmbeddingWriter.write, []
 
-    def write_two(writer, blocks, vectors):
-        if len(written) == 2:
-            raise KeyboardInterrupt
+    def write_and_note(writer, blocks, vectors):
         written.append(blocks)
         write(writer, blocks, vectors)
 
-    monkeypatch.setattr(EmbeddingWriter, "write", write_two)
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(config(out=tmp_path))
-    assert not (tmp_path / "manifest.json").exists()
-    before = len(batches_encoded)
-
-    written.clear()
-    found = encode_corpus(config(out=tmp_path))
-    assert written == [range(80, len(world().store))]
-    assert len(batches_encoded) - before < before
+    monkeypatch.setattr(EmbeddingWriter, "write", write_and_note)
+    found = encode_corpus(config(out=tmp_path / "index"))
+    assert written == [range(64, len(world().store))]
     np.testing.assert_allclose(found, encode_corpus(config()), rtol=1e-5, atol=1e-5)
 
 
@@ -167,23 +191,31 @@ def test_a_grown_corpus_keeps_the_vectors_of_its_first_blocks(tmp_path, batches_
 
 
 _ENCODE = """
-import sys
+import os, signal, sys
 import jax
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 from orqa_jax.train import encode
 encode._CHUNK_BLOCKS = 16
-corpus, retriever, out = sys.argv[3:]
+stopping, corpus, retriever, out = sys.argv[3:]
+place = encode.place_batch
+
+def place_and_signal(mesh, batch):
+    if stopping == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return place(mesh, batch)
+
+encode.place_batch = place_and_signal
 print(encode.encode_corpus(encode.EncodeConfig(corpus, retriever, out)).sum())
 """
 
 
-@pytest.mark.timeout(120)
-def test_two_processes_share_the_work(tmp_path):
+def encode_in_two_processes(out, stopping=""):
+    """What each printed; the one named in ``stopping`` gets SIGTERM at its first batch."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    run, out = indexed_run(), tmp_path / "index"
-    places = [str(run / "corpus"), str(run / "ict" / "model"), str(out)]
+    run = indexed_run()
+    places = [stopping, str(run / "corpus"), str(run / "ict" / "model"), str(out)]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _ENCODE, str(port), str(number), *places],
@@ -195,10 +227,33 @@ def test_two_processes_share_the_work(tmp_path):
         )
         for number in range(2)
     ]
-    ended = [process.communicate(timeout=100) for process in processes]
+    ended = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ended
+    return [printed for printed, _ in ended]
+
+
+@pytest.mark.timeout(220)
+def test_two_processes_share_the_work(tmp_path):
+    first, second = encode_in_two_processes(tmp_path / "index")
     # Gloo prints lines of its own before.
-    assert ended[0][0].splitlines()[-1] == ended[1][0].splitlines()[-1]
-    expected_NP = encode_corpus(config())
-    np.testing.assert_allclose(np.load(out / "embeddings.npy"), expected_NP, rtol=1e-5, atol=1e-5)
-    assert sorted(path.name for path in out.iterdir()) == ["embeddings.npy", "manifest.json"]
+    assert first.splitlines()[-1] == second.splitlines()[-1]
+    found_NP = np.load(tmp_path / "index" / "embeddings.npy")
+    np.testing.assert_allclose(found_NP, encode_corpus(config()), rtol=1e-5, atol=1e-5)
+    assert sorted(p.name for p in (tmp_path / "index").iterdir()) == [
+        "embeddings.npy",
+        "manifest.json",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
+    index = tmp_path / "index"
+    encode_in_two_processes(index, stopping="1")
+    assert not (index / "manifest.json").exists()
+    kept = [json.loads((index / f"progress-{n}.json").read_text())["finished"] for n in range(2)]
+    assert len(kept[0]) == len(kept[1]) > 0
+    assert 16 * len(kept[0] + kept[1]) < len(world().store)
+    encode_in_two_processes(index)
+    found_NP = np.load(index / "embeddings.npy")
+    np.testing.assert_allclose(found_NP, encode_corpus(config()), rtol=1e-5, atol=1e-5)

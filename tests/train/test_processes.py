@@ -54,13 +54,14 @@ def start(config, count, folder):
     return processes
 
 
-def finish(processes, folder, seconds=250):
+def finish(processes, folder, seconds=500):
     """Exit statuses and what was written, once all processes are gone."""
     try:
         statuses = [process.wait(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     return statuses, [(folder / f"process{n}.log").read_text() for n in range(len(processes))]
 
 
@@ -69,9 +70,11 @@ def same_weights(found, expected, steps):
     equal_but_for_rounding(found, expected, steps=steps)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ict_of_several_processes_is_that_of_one(tmp_path, count):
-    config = ict_config(tmp_path / "ict", corpus=str(indexed_run() / "corpus"), chunk_size=1)
+    chunks = {"chunk_size": 1, "chunk_lengths": 2}
+    config = ict_config(tmp_path / "ict", corpus=str(indexed_run() / "corpus"), **chunks)
     statuses, logs = finish(start(config, count, tmp_path), tmp_path)
     assert statuses == [0] * count, logs
     for found, expected in zip(

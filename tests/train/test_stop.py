@@ -12,7 +12,7 @@ from orqa_jax.train.stop import stop_request
 def test_nothing_happens_unasked():
     with stop_request() as stop:
         assert not stop.reached(1)
-        stop.leave()
+        stop.leave("all is kept")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_signal_is_a_request_until_the_loop_leaves(number, raised):
         os.kill(os.getpid(), number)
         assert stop.reached(2)
         with pytest.raises(raised) as stopped:
-            stop.leave()
+            stop.leave("all is kept")
     if raised is SystemExit:
         assert stopped.value.code == 0
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
