@@ -7,9 +7,9 @@ Needs torch and transformers beside the package (they are no dependency):
 The pipeline tokenizes, encodes the question, searches the same vectors exactly for 100 blocks,
 reads the same number of them, scores every span and looks up the characters of the best, with
 `transformers.BertModel` (sdpa, float32, `inference_mode`) of the run's sizes and random weights, so
-it reads other blocks.
-Ours does what `orqa serve` does for each question, five candidates included. They take turns, eight
-questions each, so that what else runs on the machine weighs on both alike.
+that it reads other blocks. Ours does what `orqa serve` does for each question, five candidates
+included. They take turns, eight questions each, so that what else runs on the machine weighs on
+both alike.
 """
 
 import argparse

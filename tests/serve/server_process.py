@@ -103,7 +103,7 @@ def serving(run: Path, *flags: Any) -> Iterator[Server]:
                     process.wait()
 
 
-def wait_until(condition: Any, seconds: float = 60) -> None:
+def wait_until(condition: Any, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"
