@@ -397,7 +397,9 @@ def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
     try:
         import pypdf
     except ImportError as error:
-        raise OrqaError(f"{file.path} is a PDF; `pip install pypdf` to read those.") from error
+        raise OrqaError(
+            f"{file.path} is a PDF; `pip install 'orqa_jax[pdf]'` to read those."
+        ) from error
     try:
         with _only_errors_of("pypdf"):
             reader = pypdf.PdfReader(io.BytesIO(stream.read()))
