@@ -134,7 +134,9 @@ def scann_folder() -> Path:
 def orqa_scann(embeddings_NP: np.ndarray) -> Search:
     from orqa_jax.index.scann import ScannIndex
 
-    index = ScannIndex.build(embeddings_NP, scann_folder() / "scann", **MADE_FROM)
+    ScannIndex.build(embeddings_NP, scann_folder() / "scann", **MADE_FROM)
+    # Opened, as the bare one is: what was just built lies elsewhere in memory, and is slower.
+    index = ScannIndex.open(scann_folder() / "scann", embeddings_NP, **MADE_FROM)
     print(index.efforts)
     return index.search
 

