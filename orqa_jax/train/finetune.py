@@ -814,8 +814,7 @@ def finetune(config: FinetuneConfig) -> Path:
     best, most = out / "best", -1.0
     if config.dev:
         whole = dataclasses.replace(config, reading_share=1.0)
-        fingerprint = about["weights_fingerprint"]
-        dev_source = open_source(whole, store, fingerprint, tokenizer, dev_examples)
+        dev_source = open_source(whole, store, about, tokenizer, dev_examples)
         trial = make_trial(models, dev_source, about["question_length"], config.batch_size)
         if (best / "model.json").exists():
             most = describe_model(best, kind=MODEL_KIND)["dev_exact_match"]

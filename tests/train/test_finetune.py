@@ -43,7 +43,7 @@ from orqa_jax.predict import load_answerer
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import finetune as finetune_module
-from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.checkpoint import describe_model, load_model
 from orqa_jax.train.config import make_config
 from orqa_jax.train.finetune import (
     FinetuneConfig,
@@ -69,7 +69,7 @@ from orqa_jax.train.mesh import make_mesh, place_batch, tree_shardings
 from orqa_jax.train.retrieve import BeamSizes, BeamSource, fetch_by_device, question_batch
 from orqa_jax.train.state import initial_state
 
-KEY = jax.random.key(5)
+KEY = jax.random.key(1)
 SIZES = BeamSizes(early=20, read=8, reader_length=64, span_width=6)
 
 
@@ -459,8 +459,8 @@ def test_a_trial_counts_what_the_answerer_gets_right(tmp_path):
         bool(exact_match(answer.candidates[0].answer, example.answers))
         for answer, example in zip(answers, examples, strict=True)
     ]
-    fingerprint = about["retriever_fingerprint"]
-    source = open_source(config, world().store, fingerprint, tokenizer, examples)
+    started_from = describe_model(indexed_run() / "ict" / "model", kind="dual encoder")
+    source = open_source(config, world().store, started_from, tokenizer, examples)
     reader_config = reader_config_from_dict(about["reader"])
     models = make_models(config, retriever_config_from_dict(about["retriever"]), reader_config)
     trial = make_trial(models, source, about["question_length"], 8)
