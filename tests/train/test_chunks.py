@@ -76,9 +76,10 @@ def test_few_lengths_of_which_the_last_holds_all(longest, count):
     assert 1 <= len(lengths) <= count
     assert lengths[-1] == longest
     assert lengths == sorted(set(lengths))
-    for number, length in enumerate(lengths[:-1], 1):
-        assert length % 16 == 0
-        assert 0 <= length - longest * number / count < 16
+    assert all(length % 16 == 0 for length in lengths[:-1])
+    for part in range(1, count):
+        least = min(length for length in lengths if length >= longest * part / count)
+        assert least - longest * part / count < 16
 
 
 def test_memory_is_that_of_a_chunk():
