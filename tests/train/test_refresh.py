@@ -164,7 +164,7 @@ def block_vectors(model):
     return lambda retriever: np.asarray(encode({"params": retriever}, *inputs))
 
 
-@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("stale", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_step_searches_the_vectors_of_its_generation(request, stale):
     """Step by step, with the vectors of all blocks made in one batch."""
     run = request.getfixturevalue("stale_refreshed" if stale else "refreshed")
@@ -244,6 +244,7 @@ def test_a_killed_run_makes_again_what_it_was_encoding(refreshed, tmp_path):
     same_result(run, refreshed)
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_is_stale_by_one_too_changes_the_index_as_it_would(
     stale_refreshed, tmp_path
 ):
