@@ -404,6 +404,7 @@ def test_a_killed_run_continues_to_the_bit(two_phase_run, tmp_path):
         finetune(dataclasses.replace(config, reader_beam=2))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_step(two_phase_run, tmp_path):
     config = finetune_config(indexed_run(), retrieval="two_phase", out=str(tmp_path))
     stopped = run_and_signal(config, at_step=3, number=signal.SIGINT)
@@ -532,6 +533,7 @@ def test_stale_by_one_retrieves_by_the_parameters_of_a_step_earlier(stale_run, s
     assert not all(same)
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_is_stale_by_one_continues_to_the_bit(stale_run, tmp_path):
     config = stale_config(tmp_path)
     run_and_kill(config, at_step=4)

@@ -271,7 +271,7 @@ def step():
         state = initial_state(params, optimizer).replace(step=jnp.int32(number))
         shardings = tree_shardings(mesh, state)
         state = jax.device_put(state, shardings)
-        settings = dataclasses.replace(config, chunk_size=chunk_size)
+        settings = dataclasses.replace(config, chunk_size=chunk_size, chunk_lengths=2)
         function = make_step(settings, model, optimizer, mesh, shardings)
         placed = place_batch(mesh, batch)
         program = function.lower(state, placed, KEY).compile()

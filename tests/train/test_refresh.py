@@ -235,6 +235,7 @@ def same_result(found, expected):
     assert not (found / "finetune" / "refresh").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_makes_again_what_it_was_encoding(refreshed, tmp_path):
     run = linked_run(tmp_path / "run")
     config = refresh_config(run, checkpoint_every=5)
