@@ -7,6 +7,7 @@ it was, and any stage can be done again by hand.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -31,7 +32,7 @@ from orqa_jax.eval.evaluate import Evaluation, format_table
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.manifest import write_json
 from orqa_jax.models.bert import Bert, BertConfig
-from orqa_jax.models.weights import load_bert
+from orqa_jax.models.weights import load_bert, read_bert_config
 from orqa_jax.predict import (
     CHOICE_NAME,
     WEIGHTS,
@@ -133,8 +134,30 @@ class Sizes:
 
 
 SIZES = {
-    "cpu": Sizes(128, 32, 3, 3, 0.67, 0.0, 32, 8, 2e-4, "float32"),
-    "accelerator": Sizes(288, 64, 5, 99, 0.0, 0.1, 256, 16, 5e-5, "bfloat16"),
+    "cpu": Sizes(
+        block_length=128,
+        question_length=32,
+        reader_beam=3,
+        reader_layers=3,
+        frozen_share=0.67,
+        dropout=0.0,
+        ict_batch=32,
+        batch=8,
+        learning_rate=2e-4,
+        dtype="float32",
+    ),
+    "accelerator": Sizes(
+        block_length=288,
+        question_length=64,
+        reader_beam=5,
+        reader_layers=99,
+        frozen_share=0.0,
+        dropout=0.1,
+        ict_batch=256,
+        batch=16,
+        learning_rate=5e-5,
+        dtype="bfloat16",
+    ),
 }
 
 
@@ -182,26 +205,21 @@ def fit(config: FitConfig) -> str:
             f"{config.questions} has {len(pairs)} pairs, too few to train and to test on: give at "
             f"least {FEWEST_PAIRS}, or none, and pairs made from the documents take their place."
         )
-    bert_config, bert_params = load_bert(encoder)
-    sizes = sizes_for(bert_config)
-    speed = wordpieces_per_second(bert_config, bert_params, sizes)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(bert_params))
+    bert_config = read_bert_config(encoder / "config.json")
+    sizes, layers = sizes_for(bert_config), bert_config.num_hidden_layers
     made_for = _identity(config, encoder)
     plan = _read_plan(out, made_for)
     if plan is not None and (out / CHOICE_NAME).exists():
         chosen = chosen_system(out)
         logger.info("%s is finished; its best system is %s.", out, chosen)
         return chosen
-    layers = bert_config.num_hidden_layers
-    known = {
-        "pairs": len(pairs),
-        "speed": speed,
-        "weights": weights,
-        "layers": layers,
-    }
     if plan is None:
         blocks = foretell_blocks(config.documents, tokenizer, sizes.block_length)
-        logger.info("%s", format_plan(make_plan(config, sizes, blocks=blocks, **known), config))
+        speed = wordpieces_per_second(*load_bert(encoder), sizes)
+        planned = functools.partial(
+            make_plan, config, sizes, bert_config, pairs=len(pairs), speed=speed
+        )
+        logger.info("%s", format_plan(planned(blocks=blocks), config))
 
     corpus = out / "corpus"
     if not (corpus / "manifest.json").exists():
@@ -210,7 +228,7 @@ def fit(config: FitConfig) -> str:
     store = BlockStore(corpus)
     if plan is None:
         spent = time.monotonic() - started
-        plan = make_plan(config, sizes, blocks=len(store), spent=spent, **known)
+        plan = planned(blocks=len(store), spent=spent)
         write_json(out / PLAN_NAME, {"for": made_for, "plan": dataclasses.asdict(plan)})
     train, held_out = save_pairs(out, pairs, plan, store, config.seed)
     if pairs:
@@ -309,12 +327,11 @@ def wordpieces_per_second(bert_config: BertConfig, params: Any, sizes: Sizes) ->
 def make_plan(
     config: FitConfig,
     sizes: Sizes,
+    bert_config: BertConfig,
     *,
     blocks: int,
     pairs: int,
     speed: float,
-    weights: int,
-    layers: int,
     spent: float = 0.0,
 ) -> Plan:
     """Divides the time: what has to be done first, then fine-tuning, and ICT has the rest.
@@ -322,13 +339,13 @@ def make_plan(
     Args:
       config: With the hours.
       sizes: Of this machine.
+      bert_config: Of the encoder.
       blocks: N.
       pairs: That were brought; 0 for pairs from the corpus.
       speed: Wordpieces a second, forward.
-      weights: Parameters of the encoder.
-      layers: Of the encoder.
       spent: Seconds that have passed already.
     """
+    layers, hidden_size = max(bert_config.num_hidden_layers, 1), bert_config.hidden_size
     held_out = min(MOST_HELD_OUT, max(2, round(HELD_OUT_SHARE * pairs)))
     train = pairs - held_out
     if not pairs:
@@ -355,20 +372,22 @@ def make_plan(
     for_finetuning = FINETUNE_SHARE * left - _START_SECONDS["finetune"]
     epochs = min(MOST_EPOCHS if pairs else 2.0, max(0.5, for_finetuning / epoch))
     seconds["finetune"] = _START_SECONDS["finetune"] + epochs * epoch
-    step = training(
-        sizes.ict_batch * (sizes.block_length + sizes.question_length), sizes.frozen_share
-    )
     batch = ict_batch(sizes, blocks)
+    wordpieces = batch * (sizes.block_length + sizes.question_length)
+    step = training(wordpieces, sizes.frozen_share)
     for_ict = left - seconds["finetune"] - _START_SECONDS["ict"]
     enough = math.ceil(MOST_PASSES * blocks / batch)
-    step *= batch / sizes.ict_batch
     steps = int(min(enough, max(10, for_ict / step)))
     seconds["ict"] = _START_SECONDS["ict"] + steps * step
-    # Two towers with gradient and two moments, their activations, and the program itself.
-    activations = batch * (sizes.block_length + sizes.question_length) * layers * 384 * 68
-    memory = 2 * weights * 16 + activations + blocks * 128 * 4 + 600_000_000
-    # Text, wordpieces, vectors and postings of a block; models and their checkpoints.
-    disk = blocks * 8 * sizes.block_length * 2 + blocks * 128 * 4 + 12 * weights * 4
+    weights = hidden_size * (bert_config.vocab_size + 12 * layers * hidden_size)
+    vectors = blocks * ICTConfig.projection_size * 4
+    # Two towers with gradient and two moments, some 17 activations of each layer, the vectors, and
+    # the program itself.
+    activations = wordpieces * layers * hidden_size * 17 * 4
+    memory = 2 * weights * 16 + activations + vectors + 600_000_000
+    # Text, wordpieces and postings of a block, some 16 bytes a wordpiece; vectors; models and
+    # their checkpoints, a dozen times the weights.
+    disk = blocks * sizes.block_length * 16 + vectors + 12 * weights * 4
     return Plan(blocks, train, held_out, steps, round(epochs, 2), seconds, memory, disk)
 
 

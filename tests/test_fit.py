@@ -14,6 +14,7 @@ from orqa_jax.cli import main
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.evaluate import Evaluation, bootstrap_interval
 from orqa_jax.fit import SIZES, FitConfig, choose, foretell_blocks, make_plan, split_pairs
+from orqa_jax.models.bert import BertConfig
 from orqa_jax.predict import chosen_system
 from orqa_jax.qa.examples import Example, load_examples
 from orqa_jax.text.normalize import normalize_answer
@@ -22,10 +23,12 @@ from orqa_jax.train.checkpoint import describe_model
 # --- What is planned ------------------------------------------------------------------------------
 
 
-def plan(hours: float, blocks: int, pairs: int, speed: float = 4000.0, **changes) -> fit.Plan:
+ENCODER = BertConfig(30_522, 384, 6, 12, 1536)
+
+
+def plan(hours: float, blocks: int, pairs: int, speed: float = 4000.0) -> fit.Plan:
     config = FitConfig("docs", "out", hours=hours)
-    known = {"speed": speed, "weights": 22_000_000, "layers": 6}
-    return make_plan(config, SIZES["cpu"], blocks=blocks, pairs=pairs, **(known | changes))
+    return make_plan(config, SIZES["cpu"], ENCODER, blocks=blocks, pairs=pairs, speed=speed)
 
 
 def test_a_plan_takes_the_time_it_was_given():

@@ -46,8 +46,33 @@ class Refused(Exception):
 def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
+    routes = [*_page_routes(config), *_question_routes(service), *_status_routes(service)]
+    known = frozenset(route.path for route in routes)
+    middleware = [
+        Middleware(_Watched, service=service, known=known),
+        Middleware(TrustedHostMiddleware, allowed_hosts=_hosts(config), www_redirect=False),
+    ]
+    if config.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["content-type"],
+        )
+        middleware.append(cors)
+    handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+        Refused: _on_refused,
+        NotReady: _on_not_ready,
+        QueueFull: _on_queue_full,
+        HTTPException: _on_http_exception,
+        ClientDisconnect: _on_disconnect,
+    }
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+def _question_routes(service: Service) -> list[Route]:
+    config = service.config
     limit = RateLimit(config.rate, max(config.rate, config.max_questions))
-    description = describe(config)
 
     async def ask(request: Request, jobs: list[Job]) -> list[dict[str, Any]]:
         request.state.questions = [job.question for job in jobs]
@@ -99,6 +124,16 @@ def make_app(service: Service) -> Starlette:
         [found] = await ask(request, [Job("retrieve", question, k)])
         return JSONResponse(found)
 
+    return [
+        Route("/v1/answer", answer, methods=["POST"]),
+        Route("/v1/answers", answers, methods=["POST"]),
+        Route("/v1/retrieve", retrieve, methods=["POST"]),
+    ]
+
+
+def _status_routes(service: Service) -> list[Route]:
+    config = service.config
+
     async def about(request: Request) -> Response:
         if service.engine is None:
             raise NotReady
@@ -122,9 +157,16 @@ def make_app(service: Service) -> Starlette:
         text = service.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(description)
+    return [
+        Route("/v1/about", about),
+        Route("/healthz", health),
+        Route("/readyz", ready),
+        Route("/metrics", metrics),
+    ]
 
+
+def _page_routes(config: ServeConfig) -> list[Route]:
+    description = describe(config)
     page, docs = question_page(), docs_page(description)
     policies = {"/": security_policy(page), "/docs": security_policy(docs)}
 
@@ -134,39 +176,10 @@ def make_app(service: Service) -> Starlette:
     async def show_docs(request: Request) -> Response:
         return HTMLResponse(docs, headers={"Content-Security-Policy": policies["/docs"]})
 
-    routes = [
-        Route("/", show_page),
-        Route("/docs", show_docs),
-        Route("/openapi.json", openapi),
-        Route("/v1/answer", answer, methods=["POST"]),
-        Route("/v1/answers", answers, methods=["POST"]),
-        Route("/v1/retrieve", retrieve, methods=["POST"]),
-        Route("/v1/about", about),
-        Route("/healthz", health),
-        Route("/readyz", ready),
-        Route("/metrics", metrics),
-    ]
-    known = frozenset(route.path for route in routes)
-    middleware = [
-        Middleware(_Watched, service=service, known=known),
-        Middleware(TrustedHostMiddleware, allowed_hosts=_hosts(config), www_redirect=False),
-    ]
-    if config.cors_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(config.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["content-type"],
-        )
-        middleware.append(cors)
-    handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
-        Refused: _on_refused,
-        NotReady: _on_not_ready,
-        QueueFull: _on_queue_full,
-        HTTPException: _on_http_exception,
-        ClientDisconnect: _on_disconnect,
-    }
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(description)
+
+    return [Route("/", show_page), Route("/docs", show_docs), Route("/openapi.json", openapi)]
 
 
 def _hosts(config: ServeConfig) -> list[str]:

@@ -1,10 +1,10 @@
 """The settings of ``orqa serve``."""
 
 import dataclasses
-from typing import Any
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.dense import Search
+from orqa_jax.train.config import check_at_least
 
 # Answered and retrieved at most; more cannot be asked for.
 CANDIDATES = 5
@@ -55,33 +55,18 @@ class ServeConfig:
     log_questions: bool = False
     watch_seconds: float = 5.0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, port=0, max_batch=1, max_wait_ms=0, max_queue=1)
+        check_at_least(self, max_questions=1, max_characters=1, rate=0, watch_seconds=0)
+        if self.port > 65535:
+            raise OrqaError(f"port is {self.port}; ports end at 65535.")
+        if self.max_questions > self.max_queue:
+            raise OrqaError(
+                f"max_questions is {self.max_questions}, more than the {self.max_queue} of "
+                "max_queue; such a request would always be refused."
+            )
+
     @property
     def max_body(self) -> int:
         """Bytes of a request's body."""
         return 1024 + _BYTES_OF_A_CHARACTER * self.max_characters * self.max_questions
-
-
-def check_config(config: ServeConfig) -> None:
-    """Raises ``OrqaError`` where a setting is out of its range."""
-    least: dict[str, Any] = {
-        "port": 0,
-        "max_batch": 1,
-        "max_wait_ms": 0,
-        "max_queue": 1,
-        "max_questions": 1,
-        "max_characters": 1,
-        "rate": 0,
-        "watch_seconds": 0,
-    }
-    for name, low in least.items():
-        value = getattr(config, name)
-        if not low <= value < float("inf"):
-            flag = "--" + name.replace("_", "-")
-            raise OrqaError(f"{flag} is {value:g}; it has to be at least {low}.")
-    if config.port > 65535:
-        raise OrqaError(f"--port is {config.port}; ports end at 65535.")
-    if config.max_questions > config.max_queue:
-        raise OrqaError(
-            f"--max-questions is {config.max_questions}, more than the {config.max_queue} of "
-            "--max-queue; such a request would always be refused."
-        )

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.serve.app import make_app
-from orqa_jax.serve.config import ServeConfig, check_config
+from orqa_jax.serve.config import ServeConfig
 from orqa_jax.serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,8 @@ def serve(config: ServeConfig) -> None:
     SIGHUP loads the run again.
 
     Raises:
-      OrqaError: A setting is wrong, the address cannot be listened on, or the run cannot be loaded.
+      OrqaError: The address cannot be listened on, or the run cannot be loaded.
     """
-    check_config(config)
     with _bind(config.host, config.port) as listener:
         _start_log()
         _keep_compiled_programs()

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -49,9 +50,9 @@ def _checked(key: str, hint: Any, value: Any) -> Any:
 
 
 def check_at_least(config: Any, **least: int) -> None:
-    """Raises ``OrqaError`` naming the first setting that is below its least value."""
+    """Raises ``OrqaError`` naming the first setting that is below its least value, or infinite."""
     for name, value in least.items():
-        if getattr(config, name) < value:
+        if not value <= getattr(config, name) < math.inf:
             raise OrqaError(f"{name} is {getattr(config, name)}; it has to be at least {value}.")
 
 

@@ -6,10 +6,10 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,19 @@ class BlockEncoder:
     weights_fingerprint: str
 
 
+def block_encoder(
+    model: DualEncoder,
+    params: Params,
+    tokenizer: WordPiece,
+    about: Mapping[str, Any],
+    weights_fingerprint: str,
+) -> BlockEncoder:
+    """The block tower of a retriever, which ``about`` describes."""
+    tower = tower_names(model.config)[-1]
+    only = {tower: params[tower]}
+    return BlockEncoder(model, only, tokenizer, about["block_length"], weights_fingerprint)
+
+
 def encode_corpus(config: EncodeConfig) -> np.ndarray:
     """Writes the vector of every block, made by the block tower of the retriever.
 
@@ -99,15 +112,8 @@ def encode_corpus(config: EncodeConfig) -> np.ndarray:
             f"The corpus {corpus} was built with another tokenizer than {retriever} uses; "
             "build the corpus again with the tokenizer of this model."
         )
-    shape = retriever_config_from_dict(about["retriever"])
-    tower = tower_names(shape)[-1]
-    encoder = BlockEncoder(
-        DualEncoder(shape, jnp.dtype(config.dtype)),
-        {tower: params[tower]},
-        tokenizer,
-        about["block_length"],
-        about["weights_fingerprint"],
-    )
+    model = DualEncoder(retriever_config_from_dict(about["retriever"]), jnp.dtype(config.dtype))
+    encoder = block_encoder(model, params, tokenizer, about, about["weights_fingerprint"])
     return encode_store(store, encoder, Path(config.out), config.search)
 
 

@@ -42,7 +42,6 @@ from orqa_jax.models.retriever import (
     RetrieverConfig,
     question_tower,
     retriever_config_from_dict,
-    tower_names,
 )
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
@@ -55,7 +54,7 @@ from orqa_jax.train.checkpoint import (
     save_model,
 )
 from orqa_jax.train.config import check_at_least, check_ranges
-from orqa_jax.train.encode import BlockEncoder
+from orqa_jax.train.encode import BlockEncoder, block_encoder
 from orqa_jax.train.inputs import Inputs, batch_iterator
 from orqa_jax.train.loop import as_it_is, run_steps
 from orqa_jax.train.mesh import (
@@ -575,6 +574,36 @@ def make_trial(
     return trial
 
 
+def make_keeper(
+    trial: Callable[[Params], float], best: Path, save: Callable[[Params, dict[str, Any]], None]
+) -> Callable[[int, Params], float]:
+    """Returns a function that tries the parameters of a step, and keeps them if they are the best.
+
+    Args:
+      trial: Of which the returned function returns the result.
+      best: Folder of the best model so far.
+      save: Writes parameters, and what was found out about them, to that folder.
+    """
+    most = -1.0
+    if (best / "model.json").exists():  # a run that continues
+        most = describe_model(best, kind=MODEL_KIND)["dev_exact_match"]
+
+    def keep_best(step: int, params: Params) -> float:
+        nonlocal most
+        share = trial(params)
+        # The later of equals has seen more. A continued run tries the same parameters again.
+        if share >= most:
+            most = share
+            save(params, {"step": step, "dev_exact_match": share})
+        logger.info(
+            "Step %d: %.1f%% of the held-out questions answered, %.1f%% at best.",
+            *(step, 100 * share, 100 * most),
+        )
+        return share
+
+    return keep_best
+
+
 # --- The whole run --------------------------------------------------------------------------------
 
 
@@ -768,15 +797,12 @@ def finetune(config: FinetuneConfig) -> Path:
         carried["question_BP"] = encode(state.params, first, state.step, dropout_key)
     refresh = None
     if config.refresh_every:
-        tower = tower_names(retriever_config)[-1]
-        encoder = BlockEncoder(
-            models.retriever,
-            {tower: retriever_params[tower]},
-            tokenizer,
-            about["block_length"],
-            about["weights_fingerprint"],
+        encoder = block_encoder(
+            models.retriever, retriever_params, tokenizer, about, about["weights_fingerprint"]
         )
-        carried["towers"] = initial_towers({tower: state.params["retriever"][tower]})
+        carried["towers"] = initial_towers(
+            {name: state.params["retriever"][name] for name in encoder.params}
+        )
         refresh = IndexRefresh(
             every=config.refresh_every,
             steps=steps,
@@ -807,37 +833,25 @@ def finetune(config: FinetuneConfig) -> Path:
             folder,
             kind=MODEL_KIND,
             description=description | found,
-            params=params,
+            params=fetch_tree(mesh, params),
             tokenizer=tokenizer,
         )
 
-    best, most = out / "best", -1.0
+    best = out / "best"
     if config.dev:
         whole = dataclasses.replace(config, reading_share=1.0)
         dev_source = open_source(whole, store, about, tokenizer, dev_examples)
         trial = make_trial(models, dev_source, about["question_length"], config.batch_size)
-        if (best / "model.json").exists():
-            most = describe_model(best, kind=MODEL_KIND)["dev_exact_match"]
+        keep_best = make_keeper(trial, best, lambda params, found: save(best, params, found))
 
     def observe(step: int, state: TrainState, log: MetricsLog) -> Metrics:
-        nonlocal most
         for name, seconds in source.take_seconds().items():
             log.spend(name, seconds)
         if config.refresh_every:
             return {"staleness": (staleness(step - 1, config.refresh_every), 1)}
         if not config.dev or (step % config.dev_every and step != steps):
             return {}
-        share = trial(state.params)
-        # The later of equals has seen more. A continued run tries the same parameters again.
-        if share >= most:
-            most = share
-            found = {"step": step, "dev_exact_match": share}
-            save(best, fetch_tree(mesh, state.params), found)
-        logger.info(
-            "Step %d: %.1f%% of %d held-out questions answered, %.1f%% at best.",
-            *(step, 100 * share, len(dev_examples), 100 * most),
-        )
-        return {"dev_exact_match": (np.float32(share), np.float32(1))}
+        return {"dev_exact_match": (keep_best(step, state.params), 1)}
 
     with contextlib.ExitStack() as stack:
         if refresh is not None:
@@ -864,11 +878,12 @@ def finetune(config: FinetuneConfig) -> Path:
     if config.dev:
         best.replace(out / "model")
         return out / "model"
-    params, found = fetch_tree(mesh, state.params), {}
+    found = {}
     if refresh is not None:
         found["block_length"] = about["block_length"]
+        params = fetch_tree(mesh, state.params)
         found["block_encoder_fingerprint"] = refresh.finish(params, out / "index")
-    save(out / "model", params, found)
+    save(out / "model", state.params, found)
     return out / "model"
 
 
@@ -882,15 +897,9 @@ def trained_block_encoder(folder: Path) -> BlockEncoder | None:
     about, params, tokenizer = load_model(folder, kind=MODEL_KIND)
     if "block_encoder_fingerprint" not in about:
         return None
-    shape = retriever_config_from_dict(about["retriever"])
-    tower = tower_names(shape)[-1]
-    return BlockEncoder(
-        DualEncoder(shape),
-        {tower: params["retriever"][tower]},
-        tokenizer,
-        about["block_length"],
-        about["block_encoder_fingerprint"],
-    )
+    model = DualEncoder(retriever_config_from_dict(about["retriever"]))
+    fingerprint = about["block_encoder_fingerprint"]
+    return block_encoder(model, params["retriever"], tokenizer, about, fingerprint)
 
 
 def log_answers(source: BeamSource) -> None:

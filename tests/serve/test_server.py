@@ -23,7 +23,7 @@ from tiny_world import documents, trained_run, world
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.predict import chosen_system, load_answerer
-from orqa_jax.serve.config import ServeConfig, check_config
+from orqa_jax.serve.config import ServeConfig
 from orqa_jax.serve.server import serve
 from orqa_jax.train.checkpoint import describe_model, load_model, save_model
 
@@ -384,7 +384,8 @@ def test_a_client_that_leaves_is_noted(server):
     wait_until(lambda: '"status": 499' in server.log)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + body[:5])
-    wait_until(lambda: server.log.count('"status": 499') == 2)
+    wait_until(lambda: server.log.count('"status": 499') >= 2)
+    assert server.log.count('"status": 499') == 2
 
 
 @pytest.mark.slow
@@ -646,17 +647,16 @@ def test_a_port_that_is_taken_is_named():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"port": -1}, "--port is -1"),
-        ({"port": 65536}, "--port is 65536"),
-        ({"max_batch": 0}, "--max-batch is 0; it has to be at least 1"),
-        ({"max_wait_ms": float("nan")}, "--max-wait-ms is nan"),
-        ({"max_wait_ms": -1.0}, "--max-wait-ms is -1"),
-        ({"watch_seconds": float("inf")}, "--watch-seconds is inf"),
-        ({"rate": -0.5}, "--rate is -0.5"),
-        ({"max_questions": 129}, "more than the 128 of --max-queue"),
+        ({"port": -1}, "port is -1"),
+        ({"port": 65536}, "port is 65536"),
+        ({"max_batch": 0}, "max_batch is 0; it has to be at least 1"),
+        ({"max_wait_ms": float("nan")}, "max_wait_ms is nan"),
+        ({"max_wait_ms": -1.0}, "max_wait_ms is -1"),
+        ({"watch_seconds": float("inf")}, "watch_seconds is inf"),
+        ({"rate": -0.5}, "rate is -0.5"),
+        ({"max_questions": 129}, "more than the 128 of max_queue"),
     ],
 )
 def test_settings_out_of_range_are_named(changes, said):
     with pytest.raises(OrqaError, match=re.escape(said)):
-        check_config(ServeConfig(run="r", **changes))
-    check_config(ServeConfig(run="r"))
+        ServeConfig(run="r", **changes)
