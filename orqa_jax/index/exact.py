@@ -21,10 +21,9 @@ import itertools
 import math
 import mmap
 import os
-import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +36,10 @@ from orqa_jax.index.compressed import Compressed
 from orqa_jax.index.protocol import Found, clip_k
 from orqa_jax.index.sharded import device_search, shard_vectors
 
-SCORES_AT_ONCE = 2**19  # of one tile, 2 MiB: what the filter reads is still in the cache
+SCORES_AT_ONCE = 2**20  # of one tile, 4 MiB: what the filter reads is still in the cache
 CANDIDATES_AT_ONCE = 2**22  # more are cut to the best k a question, which also raises the floor
 _TILE = 2**16  # vectors of a tile at most
-_MULTIPLIED_AT_ONCE = 1024  # vectors: copied close together first, BLAS does not wait for memory
+_MULTIPLIED_AT_ONCE = 2048  # vectors: copied close together first, BLAS does not wait for memory
 _QUESTIONS_AT_ONCE = 256  # rows fit into uint8, which is quick to sort by
 _RESCORED_AT_ONCE = 4096
 _SAMPLE = 2**14
@@ -202,57 +201,66 @@ class ExactIndex:
         """The best k of the blocks whose scanned score is at least `floor_B`, for each question."""
         batch = len(question_BP)
         tile = min(_TILE, max(1, SCORES_AT_ONCE // batch))
-        buffers: queue.SimpleQueue[_Buffers] = queue.SimpleQueue()
-        for _ in range(_cores()):
-            decoded_MP = np.empty(
-                (min(_MULTIPLIED_AT_ONCE, tile), question_BP.shape[1]), np.float32
-            )
-            buffers.put(_Buffers(np.empty((batch, tile), np.float32), decoded_MP))
         scaled_BP = question_BP
         if self._compressed is not None:
             scaled_BP = question_BP * self._compressed.scale_P
-
-        def candidates(start: int, floor_B: npt.NDArray[np.float32]) -> _Candidates:
-            buffer = buffers.get()
-            tile_TP = self._scanned_NP[start : start + tile]
-            rough_BT = buffer.scores_BT[:, : len(tile_TP)]
-            for first in range(0, len(tile_TP), _MULTIPLIED_AT_ONCE):
-                part = slice(first, min(first + _MULTIPLIED_AT_ONCE, len(tile_TP)))
-                decoded_MP = buffer.decoded_MP[: part.stop - part.start]
-                decoded_MP[:] = tile_TP[part]
-                np.matmul(scaled_BP, decoded_MP.T, out=rough_BT[:, part])
-            near = np.flatnonzero(rough_BT >= floor_B[:, None])
-            buffers.put(buffer)
-            rows = near // len(tile_TP)
-            ids = near - rows * len(tile_TP) + start
-            scores = np.empty(len(ids), np.float32)
-            for first in range(0, len(ids), _RESCORED_AT_ONCE):
-                part = slice(first, first + _RESCORED_AT_ONCE)
-                scores[part] = _score(
-                    self._embeddings_NP, ids[part], question_BP.take(rows[part], axis=0)
-                )
-            self._forget_pages()
-            return _Candidates(rows.astype(np.uint8), _pack(scores, ids))
-
+        waiting = collections.deque(range(0, len(self), tile))
         found: list[_Candidates] = []
         count = 0
-        waiting: collections.deque[Future[_Candidates]] = collections.deque()
-        starts = iter(range(0, len(self), tile))
+
+        def scan_tiles(_: int) -> None:
+            """Takes tile after tile until there are none, or very many candidates."""
+            nonlocal count
+            scores_BT = np.empty((batch, tile), np.float32)
+            decoded_MP = np.empty((min(_MULTIPLIED_AT_ONCE, tile), scaled_BP.shape[1]), np.float32)
+            lowest_B = _down(floor_B)
+            while count <= CANDIDATES_AT_ONCE:
+                try:
+                    start = waiting.popleft()
+                except IndexError:
+                    return
+                tile_TP = self._scanned_NP[start : start + tile]
+                rough_BT = scores_BT[:, : len(tile_TP)]
+                for first in range(0, len(tile_TP), _MULTIPLIED_AT_ONCE):
+                    part = slice(first, min(first + _MULTIPLIED_AT_ONCE, len(tile_TP)))
+                    decoded_MP[: part.stop - first] = tile_TP[part]
+                    np.matmul(scaled_BP, decoded_MP[: part.stop - first].T, out=rough_BT[:, part])
+                candidates = self._candidates(question_BP, rough_BT, start, lowest_B)
+                found.append(candidates)
+                with counting:
+                    count += len(candidates.keys)
+
+        counting = threading.Lock()
         while True:
-            for start in itertools.islice(starts, 2 * _cores() - len(waiting)):
-                waiting.append(_threads().submit(candidates, start, _down(floor_B)))
+            for _ in _threads().map(scan_tiles, range(_cores())):
+                pass
+            best = _best(found, batch, k)
             if not waiting:
-                return _best(found, batch, k)
-            found.append(waiting.popleft().result())
-            count += len(found[-1].keys)
-            if count > CANDIDATES_AT_ONCE:
-                best = _best(found, batch, k)
-                found = [
-                    _Candidates(np.full(len(x), row, np.uint8), x) for row, x in enumerate(best)
-                ]
-                count = 0
-                kth_B = np.array([_worst(x) if len(x) == k else -math.inf for x in best])
-                floor_B = np.maximum(floor_B, kth_B - allowance_B)
+                return best
+            found = [_Candidates(np.full(len(x), row, np.uint8), x) for row, x in enumerate(best)]
+            count = 0
+            kth_B = np.array([_worst(x) if len(x) == k else -math.inf for x in best])
+            floor_B = np.maximum(floor_B, kth_B - allowance_B)
+
+    def _candidates(
+        self,
+        question_BP: npt.NDArray[np.float32],
+        rough_BT: npt.NDArray[np.float32],
+        start: int,
+        floor_B: npt.NDArray[np.float32],
+    ) -> "_Candidates":
+        """Those of a tile that reach the floor, scored in fixed order."""
+        near = np.flatnonzero(rough_BT >= floor_B[:, None])
+        rows = near // rough_BT.shape[1]
+        ids = near - rows * rough_BT.shape[1] + start
+        scores = np.empty(len(ids), np.float32)
+        for first in range(0, len(ids), _RESCORED_AT_ONCE):
+            part = slice(first, first + _RESCORED_AT_ONCE)
+            scores[part] = _score(
+                self._embeddings_NP, ids[part], question_BP.take(rows[part], axis=0)
+            )
+        self._forget_pages()
+        return _Candidates(rows.astype(np.uint8), _pack(scores, ids))
 
     def _compressed_device_search(self, question_BP: npt.NDArray[np.float32], k: int) -> _Keys:
         """As many blocks by compressed scores as it takes to know that the best k are there."""
@@ -282,13 +290,6 @@ class ExactIndex:
         """Gives back the pages of the float32 vectors, of which a compressed scan reads few."""
         if isinstance(self._mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self._mapped.madvise(mmap.MADV_DONTNEED)
-
-
-class _Buffers(NamedTuple):
-    """What one thread works in: the scores of a tile, and some of its vectors in float32."""
-
-    scores_BT: npt.NDArray[np.float32]
-    decoded_MP: npt.NDArray[np.float32]
 
 
 class _Candidates(NamedTuple):
