@@ -207,8 +207,13 @@ def topology_devices(topology: str) -> Sequence[jax.Device]:
         "TPU_STDERR_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(name, value)
+    # A host has 2x2 chips unless told otherwise, which a single chip is not made of.
+    alone = set(topology.partition(":")[2].split("x")) == {"1"}
+    bounds = {"chips_per_host_bounds": (1, 1, 1)} if alone else {}
     try:
-        devices: Sequence[jax.Device] = topologies.get_topology_desc(topology, "tpu").devices
+        devices: Sequence[jax.Device] = topologies.get_topology_desc(
+            topology, "tpu", **bounds
+        ).devices
     except Exception as error:
         raise OrqaError(
             f"libtpu has no topology {topology} ({str(error).partition(chr(10))[0]})."
