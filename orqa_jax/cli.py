@@ -5,6 +5,7 @@ Each subcommand is a thin wrapper around one function of the package, imported o
 
 import argparse
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_type_hints
 
 from orqa_jax import __version__
 from orqa_jax.errors import OrqaError
@@ -23,6 +24,39 @@ if TYPE_CHECKING:
 
 # Adds a command: its name, the function that runs it, what it does in a few words.
 _Command = Callable[..., argparse.ArgumentParser]
+
+
+class _Settings(NamedTuple):
+    """Whose fields are the flags of a command, and which of them a run folder sets to what."""
+
+    module: str
+    name: str
+    places: dict[str, str]
+
+
+_SETTINGS = {
+    "ict": _Settings("orqa_jax.train.ict", "ICTConfig", {"corpus": "corpus", "out": "ict"}),
+    "finetune": _Settings(
+        "orqa_jax.train.finetune",
+        "FinetuneConfig",
+        {
+            "corpus": "corpus",
+            "retriever": "ict/model",
+            "index": "index",
+            "out": "finetune",
+            "bm25": "bm25",
+        },
+    ),
+    "read": _Settings(
+        "orqa_jax.train.reading",
+        "ReadConfig",
+        {"corpus": "corpus", "retriever": "ict/model", "out": "read"},
+    ),
+    "untrained": _Settings(
+        "orqa_jax.baselines.dense", "UntrainedConfig", {"corpus": "corpus", "out": "ict"}
+    ),
+    "drqa-train": _Settings("orqa_jax.baselines.drqa.train", "DrqaTrainConfig", {"out": "drqa"}),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +102,8 @@ def start_logging() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
+    """The command line; ``whole`` with the settings of the commands that parse their own."""
     parser = _Parser(
         prog="orqa",
         description="Open-retrieval question answering: learn to retrieve and to read from "
@@ -82,10 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         """Adds a command; one with ``settings`` parses its own flags, from a dataclass."""
         about = text[0].upper() + text[1:] + "."
-        added = commands.add_parser(name, help=text, description=about, add_help=not settings)
+        add_help = whole or not settings
+        added = commands.add_parser(name, help=text, description=about, add_help=add_help)
         added.set_defaults(function=function, settings=settings)
         if not settings:
             added.add_argument("--debug", action="store_true", help="show an error's traceback")
+        elif whole:  # these modules import jax, which takes a second
+            _add_settings(added, name)
         return added
 
     for add_commands in (
@@ -401,6 +439,9 @@ def _add_exchange_commands(command: _Command) -> None:
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
     copy.add_argument("target", help="path or URL; newer files there stay")
 
+    completion = command("completion", _completion, "print a script that completes this command")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -515,18 +556,16 @@ def _fit(options: argparse.Namespace) -> None:
 
 def _ict(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.ict import ICTConfig, pretrain
+    from orqa_jax.train.ict import pretrain
 
-    places = {"corpus": "corpus", "out": "ict"}
-    pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
+    pretrain(_settings("ict", arguments))
 
 
 def _untrained(arguments: Sequence[str]) -> None:
     _start_jax()
-    from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
+    from orqa_jax.baselines.dense import save_untrained
 
-    places = {"corpus": "corpus", "out": "ict"}
-    save_untrained(_settings(UntrainedConfig, "orqa untrained", arguments, places))
+    save_untrained(_settings("untrained", arguments))
 
 
 def _index(options: argparse.Namespace) -> None:
@@ -561,11 +600,9 @@ def _index(options: argparse.Namespace) -> None:
 
 def _finetune(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.finetune import FinetuneConfig, finetune
+    from orqa_jax.train.finetune import finetune
 
-    places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
-    places["bm25"] = "bm25"
-    finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
+    finetune(_settings("finetune", arguments))
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -606,44 +643,55 @@ def _mine(options: argparse.Namespace) -> None:
 
 def _read(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.reading import ReadConfig, train_reader
+    from orqa_jax.train.reading import train_reader
 
-    places = {"corpus": "corpus", "retriever": "ict/model", "out": "read"}
-    train_reader(_settings(ReadConfig, "orqa read", arguments, places))
+    train_reader(_settings("read", arguments))
 
 
-def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str, str]) -> Any:
+def _settings(command: str, arguments: Sequence[str]) -> Any:
     """Reads a settings dataclass from a run folder, a config file and flags; the last one wins."""
     from orqa_jax.train.config import load_config_file, make_config
 
-    parser = _Parser(
-        prog=program, description=cls.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
-    parser.add_argument("--config", type=Path, help="Python file with get_config()")
-    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
-    hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
-        kind: dict[str, Any] = {"type": str if get_args(hint) else hint}
-        if hint is bool:  # as a type it would take any text, "false" too, for true
-            kind = {"action": argparse.BooleanOptionalAction}
-        parser.add_argument(
-            flag,
-            **kind,
-            choices=get_args(hint) or None,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS if field.name in places else "(see above)",
-        )
+    parser = _Parser(prog=f"orqa {command}")
+    cls = _add_settings(parser, command)
+    parser.description = cls.__doc__.splitlines()[0]
     flags = vars(parser.parse_args(arguments))
     run, config = flags.pop("run"), flags.pop("config")
     flags.pop("debug")
     values: dict[str, Any] = {}
     if run is not None:
-        values = {name: str(run / place) for name, place in places.items()}
+        values = {name: str(run / place) for name, place in _SETTINGS[command].places.items()}
     if config is not None:
         values |= load_config_file(config)
     return make_config(cls, values | flags)
+
+
+def _add_settings(parser: argparse.ArgumentParser, command: str) -> Any:
+    """Adds the fields of a command's dataclass as flags, and returns the class."""
+    from orqa_jax.train.config import describe_fields
+
+    module, name, places = _SETTINGS[command]
+    cls = getattr(importlib.import_module(module), name)
+    parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
+    parser.add_argument("--config", type=Path, help="Python file with get_config()")
+    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
+    hints, described = get_type_hints(cls), describe_fields(cls)
+    for field in dataclasses.fields(cls):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        kind: dict[str, Any] = {"type": str if get_args(hint) else hint}
+        if hint is bool:  # as a type it would take any text, "false" too, for true
+            kind = {"action": argparse.BooleanOptionalAction}
+        told = described[field.name].replace("``", "").replace("%", "%%")
+        if field.default not in (dataclasses.MISSING, ""):
+            told += f" Default: {field.default}."
+        parser.add_argument(
+            flag,
+            **kind,
+            choices=get_args(hint) or None,
+            default=argparse.SUPPRESS,
+            help=told,
+        )
+    return cls
 
 
 def _ask(options: argparse.Namespace) -> None:
@@ -711,10 +759,10 @@ def _drqa_supervise(options: argparse.Namespace) -> None:
 
 
 def _drqa_train(arguments: Sequence[str]) -> None:
-    from orqa_jax.baselines.drqa.train import DrqaTrainConfig, train_reader
+    from orqa_jax.baselines.drqa.train import train_reader
 
     _start_jax()
-    train_reader(_settings(DrqaTrainConfig, "orqa drqa-train", arguments, {"out": "drqa"}))
+    train_reader(_settings("drqa-train", arguments))
 
 
 def _align(options: argparse.Namespace) -> None:
@@ -818,6 +866,20 @@ def _copy(options: argparse.Namespace) -> None:
     from orqa_jax.storage import copy
 
     copy(options.source, options.target)
+
+
+def _completion(options: argparse.Namespace) -> None:
+    import shtab
+
+    parser = _parser(whole=True)
+    waiting: list[argparse.ArgumentParser] = [parser]
+    while waiting:
+        for action in waiting.pop()._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting.extend(action.choices.values())
+            elif action.choices is None and action.type in (Path, str, None) and action.nargs != 0:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, options.shell))
 
 
 def _report(options: argparse.Namespace) -> None:
