@@ -36,19 +36,24 @@ SETTINGS: list[tuple[str, str, type]] = [
     ("One change at a time", "`python -m experiments.sweep`", SweepConfig),
     ("DrQA's reader", "`orqa drqa-train`", DrqaTrainConfig),
     ("DrQA on SQuAD", "`python -m experiments.drqa_squad`", DrqaSquadConfig),
-    ("Where DrQA's answers are lost", "`python -m experiments.drqa_decompose`", DrqaDecomposeConfig),
+    (
+        "Where DrQA's answers are lost",
+        "`python -m experiments.drqa_decompose`",
+        DrqaDecomposeConfig,
+    ),
 ]
 
 HEAD = """\
 # Every setting
 
-<!-- Made by `python docs/reference.py` from the code. Change the docstrings there, not this page. -->
+<!-- Made by `python docs/reference.py` from the docstrings in the code. Change those, not this. -->
 
-Commands take a setting as a flag, `batch_size` as `--batch-size 64`, a yes or no as `--early-update`
-or `--no-early-update`. Those that train also take `--run FOLDER`, which sets the places within a run
-folder, and `--config FILE`, a Python file with `get_config()`; a flag beats the file, and the file
-beats the folder. Scripts take `--config=FILE` and `--config.batch_size=64`. What nothing reads is an
-error, in a file as on the command line. A setting without a default has to be given.
+Commands take a setting as a flag, `batch_size` as `--batch-size 64`, a yes or no as
+`--early-update` or `--no-early-update`. Those that train also take `--run FOLDER`, which sets the
+places within a run folder, and `--config FILE`, a Python file with `get_config()`; a flag beats the
+file, and the file beats the folder. Scripts take `--config=FILE` and `--config.batch_size=64`. What
+nothing reads is an error, in a file as on the command line. A setting without a default has to be
+given.
 """
 
 

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -208,16 +209,13 @@ def test_index_again_keeps_what_is_there_and_says_little():
 # --- Settings ---
 
 
-PLACES = {"corpus": "corpus", "out": "ict"}
-
-
 def test_flags_win_over_the_config_file_and_that_over_the_run(tmp_path):
     config = tmp_path / "c.py"
     config.write_text(
         "def get_config():\n    return {'out': 'there', 'steps': 7, 'seed': 3, 'encoder': 'e'}\n"
     )
     arguments = ["--run", "r", "--config", str(config), "--seed", "4", "--learning-rate", "1"]
-    found = cli._settings(ICTConfig, "orqa ict", arguments, PLACES)
+    found = cli._settings("ict", arguments)
     expected = ICTConfig("r/corpus", "e", "there", steps=7, seed=4, learning_rate=1.0)
     assert found == expected
 
@@ -228,13 +226,13 @@ def test_flags_win_over_the_config_file_and_that_over_the_run(tmp_path):
 )
 def test_switches(flags, shared):
     arguments = ["--run", "r", "--encoder", "e", *flags]
-    assert cli._settings(ICTConfig, "orqa ict", arguments, PLACES).shared_towers is shared
+    assert cli._settings("ict", arguments).shared_towers is shared
 
 
 def test_help_and_version(capsys):
     for arguments, words in (
         (["--help"], ["corpus", "finetune", "Open-retrieval"]),
-        (["ict", "--help"], ["mask_rate: How often", "--mask-rate"]),
+        (["ict", "--help"], ["--mask-rate", "How often", "Default: 0.9"]),
         (["ask", "--help"], ["--system", "zero_shot"]),
         (["--version"], ["orqa_jax"]),
     ):
@@ -243,6 +241,62 @@ def test_help_and_version(capsys):
         printed = capsys.readouterr().out
         for word in words:
             assert word in printed
+
+
+# --- Completion ---
+
+
+def completed(line: str, script: Path) -> set[str]:
+    """What bash offers where the cursor stands at the end of a line."""
+    words = line.split(" ")
+    code = (
+        f"source {script}; COMP_WORDS=({' '.join(words[:-1])} {words[-1]!r}); "
+        f"COMP_CWORD={len(words) - 1}; COMP_LINE={line!r}; COMP_POINT={len(line)}; "
+        f'_shtab_orqa orqa {words[-1]!r} {words[-2]!r}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return {word for word in done.stdout.split("\n") if word}
+
+
+def test_bash_completes_commands_settings_choices_and_files(capsys, tmp_path, monkeypatch):
+    status, out, err = run_orqa(capsys, "completion", "bash")
+    assert (status, err) == (0, "")
+    script = tmp_path / "orqa.bash"
+    script.write_text(out)
+    (tmp_path / "wiki.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed("orqa fi", script) == {"finetune", "fit"}
+    assert completed("orqa ict --mask", script) == {"--mask-rate"}
+    assert completed("orqa finetune --evidence ", script) == {"bm25", "dense", "hybrid"}
+    assert completed("orqa import retr", script) == {"retriever"}
+    assert completed("orqa corpus wi", script) == {"wiki.jsonl"}
+    assert completed("orqa finetune --train wi", script) == {"wiki.jsonl"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_are_told_every_setting(capsys, shell):
+    status, out, _ = run_orqa(capsys, "completion", shell)
+    assert status == 0
+    for word in (
+        "mask-rate",
+        "evidence",
+        "How often the pseudo-question is taken out",
+        "retriever",
+    ):
+        assert word in out
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "-c", out], check=True, timeout=60)
+
+
+def test_the_command_line_starts_without_jax_or_settings():
+    code = "import sys; import orqa_jax.cli as c; c._parser(); print(*sorted(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.split())
+    assert modules.isdisjoint({"jax", "numpy", "shtab", "readline", "orqa_jax.train.config"})
 
 
 # --- Mistakes ---

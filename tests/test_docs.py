@@ -1,7 +1,7 @@
-"""The pages say what is true of the code: snippets run, command lines are taken, links lead somewhere.
+"""What README.md and docs/ say is true of the code.
 
-README.md and docs/ are read. Every `python` block runs; every `orqa` command line has to be one that
-the command takes; the walks through the commands are executed on the made-up world.
+Every `python` block runs; every `orqa` command line has to be one that the command takes; the walks
+through the commands are executed on the made-up world.
 """
 
 import importlib.util
@@ -21,7 +21,6 @@ from tiny_world import (
     ICT_SETTINGS,
     documents,
     flags,
-    indexed_run,
     questions,
     trained_run,
     world,
@@ -41,14 +40,14 @@ OTHERS = {"curl", "docker", "ln", "mv", "pip", "sbatch", "source", "tensorboard"
 EXEMPT = {
     "orqa ict ...": "three dots stand for any settings",
 }
-# Walks through the commands, by a line of theirs, and what makes them small.
+# What makes a walk through the commands small.
 SMALL = {
     "corpus": ["--max-wordpieces", "48", "--workers", "1"],
     "ict": flags(ICT_SETTINGS),
     "finetune": flags(FINETUNE_SETTINGS),
 }
+# Walks on a run that is there, by a line of theirs.
 WALKS = [
-    "orqa corpus documents.jsonl --out runs/mine/corpus",
     "orqa answers runs/mine/corpus train.jsonl",
     "orqa eval predictions.jsonl test.jsonl --details each.jsonl",
     "orqa predict --run runs/mine dev.jsonl --out dev_predictions.jsonl",
@@ -174,7 +173,7 @@ def test_exemptions_are_needed():
 
 
 def test_a_command_in_the_text_is_one_there_is(parser):
-    """Of ``orqa finetune --evidence bm25`` within a sentence, which is not all of a command line."""
+    """As `orqa finetune --evidence bm25` in a sentence, which is not all of a command line."""
     for page in PAGES:
         for told in re.findall(r"`orqa ([a-z-]+[^`]*)`", page.read_text("utf-8")):
             command, *rest = told.replace("\n", " ").split()
@@ -237,23 +236,36 @@ def test_a_python_block_runs(desk, block):
     exec(compile(block.text, block.where, "exec"), {"__name__": "snippet"})
 
 
+def bash_block(line: str) -> Block:
+    (block,) = (block for block in BLOCKS if block.language == "bash" and line in block.text)
+    return block
+
+
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_walk_from_documents_to_numbers(desk, trains):
+    """By default with the world's two trained models in the place of its own."""
+    run = desk / "runs" / "mine"
+    run.mkdir()
+    for command in commands_of(bash_block("orqa corpus documents.jsonl --out runs/mine/corpus")):
+        name, *rest = (os.path.expandvars(word) for word in command.words[1:])
+        if name in ("ict", "finetune") and not trains:
+            shutil.copytree(trained_run() / name, run / name)
+        else:
+            run_orqa([name, *rest, *SMALL.get(name, [])])
+    assert (desk / "predictions.jsonl").exists()
+
+
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_walk_through_the_commands(desk, monkeypatch, capsys, walk):
-    (block,) = (block for block in BLOCKS if block.language == "bash" and walk in block.text)
-    if "orqa corpus" not in walk:
-        put_run(desk, "mine")
-        put_run(desk, "other")
-    else:
-        # ICT and the index are those of the world, as this one would make them.
-        (desk / "runs" / "mine").mkdir()
+def test_a_walk_through_the_commands(desk, walk):
+    block = bash_block(walk)
+    put_run(desk, "mine")
+    put_run(desk, "other")
     for name, system in (("predictions", "orqa"), ("ours", "orqa"), ("theirs", "bm25")):
         if f"{name}.jsonl" in block.text and f"--out {name}.jsonl" not in block.text:
-            arguments = ["--run", trained_run(), "test.jsonl", "--out", f"{name}.jsonl"]
-            run_orqa(["predict", *map(str, arguments), "--system", system])
+            asked = ["--run", str(trained_run()), "test.jsonl", "--out", f"{name}.jsonl"]
+            run_orqa(["predict", *asked, "--system", system])
     for command in commands_of(block):
-        if command.words[0] == "orqa":
-            words = [os.path.expandvars(word) for word in command.words[1:]]
-            run_orqa([*words, *SMALL.get(words[0], [])])
+        run_orqa(command.words[1:])
 
 
 def run_orqa(arguments: list[str]) -> None:
