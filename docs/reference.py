@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings' dataclasses: python docs/reference.py
+"""Writes docs/configuration.md from the settings' dataclasses: python -m docs.reference
 
 A test (tests/test_docs.py) fails while the committed page is another than this makes.
 """
@@ -46,7 +46,7 @@ SETTINGS: list[tuple[str, str, type]] = [
 HEAD = """\
 # Every setting
 
-<!-- Made by `python docs/reference.py` from the docstrings in the code. Change those, not this. -->
+<!-- Made by `python -m docs.reference` from the docstrings in the code. Change those, not this. -->
 
 Commands take a setting as a flag, `batch_size` as `--batch-size 64`, a yes or no as
 `--early-update` or `--no-early-update`. Those that train also take `--run FOLDER`, which sets the

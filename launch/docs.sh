@@ -7,5 +7,5 @@ cd -- "$root"
 if ! "$python" -c 'import material, mkdocstrings_handlers.python' 2>/dev/null; then
   "$python" -m pip --disable-pip-version-check install --requirement launch/docs-requirements.txt
 fi
-"$python" docs/reference.py
+"$python" -m docs.reference
 exec "$python" -m mkdocs build --strict "$@"

@@ -285,7 +285,7 @@ def load_reference():
 def test_the_page_of_settings_is_what_the_code_says():
     reference = load_reference()
     committed = reference.PAGE.read_text("utf-8")
-    assert committed == reference.configuration_page(), "run `python docs/reference.py`"
+    assert committed == reference.configuration_page(), "run `python -m docs.reference`"
     listed = {cls.__name__ for _, _, cls in reference.SETTINGS}
     assert {settings.name for settings in cli._SETTINGS.values()} <= listed
     scripts = "".join(path.read_text("utf-8") for path in (ROOT / "experiments").glob("*.py"))
