@@ -5,14 +5,15 @@ Each subcommand is a thin wrapper around one function of the package, imported o
 
 import argparse
 import dataclasses
+import importlib
 import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_type_hints
 
 from orqa_jax import __version__
 from orqa_jax.errors import OrqaError
@@ -23,6 +24,43 @@ if TYPE_CHECKING:
 
 # Adds a command: its name, the function that runs it, what it does in a few words.
 _Command = Callable[..., argparse.ArgumentParser]
+
+
+# Questions that are remembered.
+_HISTORY_LENGTH = 1000
+
+
+class _Settings(NamedTuple):
+    """Whose fields are the flags of a command, and which of them a run folder sets to what."""
+
+    module: str
+    name: str
+    places: dict[str, str]
+
+
+_SETTINGS = {
+    "ict": _Settings("orqa_jax.train.ict", "ICTConfig", {"corpus": "corpus", "out": "ict"}),
+    "finetune": _Settings(
+        "orqa_jax.train.finetune",
+        "FinetuneConfig",
+        {
+            "corpus": "corpus",
+            "retriever": "ict/model",
+            "index": "index",
+            "out": "finetune",
+            "bm25": "bm25",
+        },
+    ),
+    "read": _Settings(
+        "orqa_jax.train.reading",
+        "ReadConfig",
+        {"corpus": "corpus", "retriever": "ict/model", "out": "read"},
+    ),
+    "untrained": _Settings(
+        "orqa_jax.baselines.dense", "UntrainedConfig", {"corpus": "corpus", "out": "ict"}
+    ),
+    "drqa-train": _Settings("orqa_jax.baselines.drqa.train", "DrqaTrainConfig", {"out": "drqa"}),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +106,8 @@ def start_logging() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
+    """The command line; ``whole`` with the settings of the commands that parse their own."""
     parser = _Parser(
         prog="orqa",
         description="Open-retrieval question answering: learn to retrieve and to read from "
@@ -82,10 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         """Adds a command; one with ``settings`` parses its own flags, from a dataclass."""
         about = text[0].upper() + text[1:] + "."
-        added = commands.add_parser(name, help=text, description=about, add_help=not settings)
+        add_help = whole or not settings
+        added = commands.add_parser(name, help=text, description=about, add_help=add_help)
         added.set_defaults(function=function, settings=settings)
         if not settings:
             added.add_argument("--debug", action="store_true", help="show an error's traceback")
+        elif whole:  # these modules import jax, which takes a second
+            _add_settings(added, name)
         return added
 
     for add_commands in (
@@ -113,11 +155,12 @@ def _add_corpus_commands(command: _Command) -> None:
     )
     corpus.add_argument("--max-wordpieces", type=int, help="longest block (288)")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
+    _add_json(corpus)
 
     answers = command("answers", _answers, "count the questions that a corpus can answer at all")
     answers.add_argument("corpus", type=Path, help="block store")
     answers.add_argument("questions", type=Path, help="JSONL file of question-answer pairs")
-    answers.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_json(answers)
 
     data = command("data", _data, "convert a published dataset to question-answer pairs")
     data.add_argument("name", help="natural_questions, web_questions, ...: see docs/datasets.md")
@@ -125,12 +168,14 @@ def _add_corpus_commands(command: _Command) -> None:
     data.add_argument("--split", choices=("train", "dev", "test"), help="check the published count")
     data.add_argument("--tfds-dir", type=Path, help="where TFDS keeps prepared datasets")
     data.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    _add_json(data)
 
     cloze = command("cloze", _cloze, "make question-answer pairs from the corpus itself")
     cloze.add_argument("corpus", type=Path, help="block store")
     cloze.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     cloze.add_argument("--count", type=int, default=10_000, help="pairs at most (10000)")
     cloze.add_argument("--seed", type=int, default=0, help="of the choice (0)")
+    _add_json(cloze)
 
 
 def _add_training_commands(command: _Command) -> None:
@@ -149,6 +194,7 @@ def _add_training_commands(command: _Command) -> None:
     fit.add_argument("--encoder", default="", help="folder of the BERT to start from")
     fit.add_argument("--hours", type=float, default=0.25, help="time to plan for (0.25)")
     fit.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
+    _add_json(fit)
 
     command("ict", _ict, "pre-train the retriever with the Inverse Cloze Task", settings=True)
 
@@ -158,6 +204,7 @@ def _add_training_commands(command: _Command) -> None:
     mine.add_argument("--out", type=Path, required=True, help="JSONL file of pairs to write")
     mine.add_argument("--squad", action="store_true", help="the file is SQuAD JSON with paragraphs")
     mine.add_argument("--negatives", type=int, default=1, help="hard negatives a question (1)")
+    _add_json(mine)
 
     index = command("index", _index, "encode all blocks, and index them for BM25")
     _add_run(index)
@@ -184,6 +231,7 @@ def _add_training_commands(command: _Command) -> None:
         "--questions", type=int, default=79_168, help="to fine-tune on (79,168: Natural Questions)"
     )
     plan.add_argument("--chunk", action="store_true", help="find the largest chunk_size that fits")
+    _add_json(plan, "an object for each program")
 
 
 def _add_answering_commands(command: _Command) -> None:
@@ -198,7 +246,12 @@ def _add_answering_commands(command: _Command) -> None:
     )
     _add_system(ask)
     _add_search(ask)
-    ask.add_argument("--json", action="store_true", help="print one JSON object for each question")
+    ask.add_argument(
+        "--no-history",
+        action="store_true",
+        help="keep no list of the questions that are typed",
+    )
+    _add_json(ask, "an object for each question")
 
     predict = command("predict", _predict, "answer a file of questions")
     _add_run(predict)
@@ -266,7 +319,7 @@ def _add_evaluation_commands(command: _Command) -> None:
     )
     evaluate.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     _add_corpus(evaluate)
-    evaluate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_json(evaluate)
     evaluate.add_argument(
         "--details",
         type=Path,
@@ -304,7 +357,7 @@ def _add_evaluation_commands(command: _Command) -> None:
     compare.add_argument("b", type=Path, metavar="B", help="predictions of the other system")
     compare.add_argument("references", type=Path, help="JSONL file of question-answer pairs")
     _add_corpus(compare)
-    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_json(compare)
 
     report = command(
         "report", _report, "one page about runs: tables, plots, questions side by side"
@@ -316,6 +369,7 @@ def _add_evaluation_commands(command: _Command) -> None:
         type=Path,
         help="question-answer pairs (those the predictions were made for)",
     )
+    _add_json(report)
 
 
 def _add_baseline_commands(command: _Command) -> None:
@@ -354,6 +408,7 @@ def _add_baseline_commands(command: _Command) -> None:
     align.add_argument(
         "--raw-vectors", action="store_true", help="keep the directions that all words share"
     )
+    _add_json(align)
 
 
 def _add_exchange_commands(command: _Command) -> None:
@@ -401,6 +456,17 @@ def _add_exchange_commands(command: _Command) -> None:
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
     copy.add_argument("target", help="path or URL; newer files there stay")
 
+    completion = command("completion", _completion, "print a script that completes this command")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _add_json(parser: argparse.ArgumentParser, what: str = "one object") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print JSON instead: {what}")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -445,6 +511,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 def _corpus(options: argparse.Namespace) -> None:
     from orqa_jax.corpus.build import append_to_corpus, build_corpus
+    from orqa_jax.corpus.store import read_manifest
     from orqa_jax.text.wordpiece import WordPiece
 
     if options.append:
@@ -454,16 +521,21 @@ def _corpus(options: argparse.Namespace) -> None:
                 "--max-wordpieces."
             )
         append_to_corpus(options.sources, options.out, workers=options.workers)
-        return
-    if options.encoder is None:
+    elif options.encoder is None:
         raise OrqaError("A new corpus needs --encoder, the folder of the BERT that will read it.")
-    build_corpus(
-        options.sources,
-        options.out,
-        WordPiece.load(options.encoder),
-        **({} if options.max_wordpieces is None else {"max_wordpieces": options.max_wordpieces}),
-        workers=options.workers,
-    )
+    else:
+        longest = options.max_wordpieces
+        build_corpus(
+            options.sources,
+            options.out,
+            WordPiece.load(options.encoder),
+            **({} if longest is None else {"max_wordpieces": longest}),
+            workers=options.workers,
+        )
+    if options.json:
+        about = read_manifest(options.out)
+        told = ("documents", "skipped", "blocks", "wordpieces", "fingerprint")
+        _print_json({"corpus": str(options.out)} | {name: about[name] for name in told})
 
 
 def _answers(options: argparse.Namespace) -> None:
@@ -479,7 +551,7 @@ def _answers(options: argparse.Namespace) -> None:
         )
     found = answer_statistics(BlockStore(options.corpus), [x.answers for x in examples])
     if options.json:
-        print(json.dumps(dataclasses.asdict(found)))
+        _print_json(dataclasses.asdict(found))
     else:
         print(format_statistics(found))
 
@@ -490,7 +562,7 @@ def _data(options: argparse.Namespace) -> None:
 
     examples = load_dataset(options.name, options.split, options.files, tfds_dir=options.tfds_dir)
     save_examples(options.out, examples)
-    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+    _tell_count(options, len(examples), "questions")
 
 
 def _cloze(options: argparse.Namespace) -> None:
@@ -500,33 +572,43 @@ def _cloze(options: argparse.Namespace) -> None:
 
     examples = cloze_examples(BlockStore(options.corpus), count=options.count, seed=options.seed)
     save_examples(options.out, examples)
-    print(f"{options.out}: {len(examples):,} questions.", file=sys.stderr)
+    _tell_count(options, len(examples), "questions")
+
+
+def _tell_count(options: argparse.Namespace, count: int, what: str) -> None:
+    if options.json:
+        _print_json({"out": str(options.out), what: count})
+    else:
+        print(f"{options.out}: {count:,} {what}.", file=sys.stderr)
 
 
 def _fit(options: argparse.Namespace) -> None:
     _start_jax()
     from orqa_jax.fit import FitConfig, fit
+    from orqa_jax.predict import CHOICE_NAME
 
     names = [field.name for field in dataclasses.fields(FitConfig)]
     fit(FitConfig(**{name: getattr(options, name) for name in names}))
+    if options.json:
+        chosen = json.loads(Path(options.out, CHOICE_NAME).read_text(encoding="utf-8"))
+        _print_json({"run": options.out} | chosen)
+        return
     print(f"Ask it:   orqa ask --run {options.out} 'Who ...?'")
     print(f"Serve it: orqa serve {options.out}")
 
 
 def _ict(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.ict import ICTConfig, pretrain
+    from orqa_jax.train.ict import pretrain
 
-    places = {"corpus": "corpus", "out": "ict"}
-    pretrain(_settings(ICTConfig, "orqa ict", arguments, places))
+    pretrain(_settings("ict", arguments))
 
 
 def _untrained(arguments: Sequence[str]) -> None:
     _start_jax()
-    from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
+    from orqa_jax.baselines.dense import save_untrained
 
-    places = {"corpus": "corpus", "out": "ict"}
-    save_untrained(_settings(UntrainedConfig, "orqa untrained", arguments, places))
+    save_untrained(_settings("untrained", arguments))
 
 
 def _index(options: argparse.Namespace) -> None:
@@ -561,11 +643,9 @@ def _index(options: argparse.Namespace) -> None:
 
 def _finetune(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.finetune import FinetuneConfig, finetune
+    from orqa_jax.train.finetune import finetune
 
-    places = {"corpus": "corpus", "retriever": "ict/model", "index": "index", "out": "finetune"}
-    places["bm25"] = "bm25"
-    finetune(_settings(FinetuneConfig, "orqa finetune", arguments, places))
+    finetune(_settings("finetune", arguments))
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -580,6 +660,7 @@ def _plan(options: argparse.Namespace) -> None:
         blocks=options.blocks,
         questions=options.questions,
         find_chunk=options.chunk,
+        as_json=options.json,
     )
 
 
@@ -602,48 +683,61 @@ def _mine(options: argparse.Namespace) -> None:
         examples = load_examples(options.train)
     pairs = mine_pairs(store, index, examples, paragraphs, negatives=options.negatives)
     save_pairs(options.out, pairs, store.fingerprint)
+    if options.json:
+        _tell_count(options, len(pairs), "pairs")
 
 
 def _read(arguments: Sequence[str]) -> None:
     _start_processes()
-    from orqa_jax.train.reading import ReadConfig, train_reader
+    from orqa_jax.train.reading import train_reader
 
-    places = {"corpus": "corpus", "retriever": "ict/model", "out": "read"}
-    train_reader(_settings(ReadConfig, "orqa read", arguments, places))
+    train_reader(_settings("read", arguments))
 
 
-def _settings(cls: Any, program: str, arguments: Sequence[str], places: dict[str, str]) -> Any:
+def _settings(command: str, arguments: Sequence[str]) -> Any:
     """Reads a settings dataclass from a run folder, a config file and flags; the last one wins."""
     from orqa_jax.train.config import load_config_file, make_config
 
-    parser = _Parser(
-        prog=program, description=cls.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
-    parser.add_argument("--config", type=Path, help="Python file with get_config()")
-    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
-    hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
-        kind: dict[str, Any] = {"type": str if get_args(hint) else hint}
-        if hint is bool:  # as a type it would take any text, "false" too, for true
-            kind = {"action": argparse.BooleanOptionalAction}
-        parser.add_argument(
-            flag,
-            **kind,
-            choices=get_args(hint) or None,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS if field.name in places else "(see above)",
-        )
+    parser = _Parser(prog=f"orqa {command}")
+    cls = _add_settings(parser, command)
+    parser.description = cls.__doc__.splitlines()[0]
     flags = vars(parser.parse_args(arguments))
     run, config = flags.pop("run"), flags.pop("config")
     flags.pop("debug")
     values: dict[str, Any] = {}
     if run is not None:
-        values = {name: str(run / place) for name, place in places.items()}
+        values = {name: str(run / place) for name, place in _SETTINGS[command].places.items()}
     if config is not None:
         values |= load_config_file(config)
     return make_config(cls, values | flags)
+
+
+def _add_settings(parser: argparse.ArgumentParser, command: str) -> Any:
+    """Adds the fields of a command's dataclass as flags, and returns the class."""
+    from orqa_jax.train.config import describe_fields
+
+    module, name, places = _SETTINGS[command]
+    cls = getattr(importlib.import_module(module), name)
+    parser.add_argument("--run", type=Path, help=f"run folder; sets {', '.join(places)}")
+    parser.add_argument("--config", type=Path, help="Python file with get_config()")
+    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
+    hints, described = get_type_hints(cls), describe_fields(cls)
+    for field in dataclasses.fields(cls):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        kind: dict[str, Any] = {"type": str if get_args(hint) else hint}
+        if hint is bool:  # as a type it would take any text, "false" too, for true
+            kind = {"action": argparse.BooleanOptionalAction}
+        told = described[field.name].replace("``", "").replace("%", "%%")
+        if field.default not in (dataclasses.MISSING, ""):
+            told += f" Default: {field.default}."
+        parser.add_argument(
+            flag,
+            **kind,
+            choices=get_args(hint) or None,
+            default=argparse.SUPPRESS,
+            help=told,
+        )
+    return cls
 
 
 def _ask(options: argparse.Namespace) -> None:
@@ -653,13 +747,55 @@ def _ask(options: argparse.Namespace) -> None:
     system = options.system or chosen_system(options.run)
     answerer = _load_system(options.run, system, options.search)
     color = sys.stdout.isatty()
-    questions = options.questions or filter(None, (line.strip() for line in sys.stdin))
+    questions: Iterable[str] = options.questions
+    if not questions and sys.stdin.isatty() and color:
+        questions = typed_questions(None if options.no_history else history_path())
+    elif not questions:
+        questions = filter(None, (line.strip() for line in sys.stdin))
     for number, question in enumerate(questions, 1):
         answer = answerer.answer([question])[0]
         if options.json:
-            print(json.dumps(answer.to_dict(str(number)), ensure_ascii=False), flush=True)
+            _print_json(answer.to_dict(str(number)))
         else:
             print(format_answer(answer, color=color), flush=True)
+
+
+def history_path() -> Path:
+    """Where the questions typed at `orqa ask` are kept: the user's folder for such things."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "orqa" / "history"
+
+
+def typed_questions(history: Path | None) -> Iterator[str]:
+    """Questions from the terminal until the end of input (Ctrl-D, or Ctrl-C at the prompt).
+
+    Args:
+      history: File of earlier questions, for the arrow keys; each new one is added to it at once,
+        and nobody but the user may read it. None to keep nothing.
+    """
+    import readline
+
+    if history is not None:
+        try:
+            history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(history, os.O_CREAT | os.O_RDONLY, 0o600))
+            history.chmod(0o600)
+            readline.set_history_length(_HISTORY_LENGTH)
+            readline.read_history_file(history)
+        except OSError as error:
+            print(f"No history of questions: {history}: {error.strerror}.", file=sys.stderr)
+            history = None
+    while True:
+        try:
+            question = input("? ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not question:
+            continue
+        if history is not None:
+            readline.append_history_file(1, history)
+        yield question
 
 
 def _predict(options: argparse.Namespace) -> None:
@@ -711,10 +847,10 @@ def _drqa_supervise(options: argparse.Namespace) -> None:
 
 
 def _drqa_train(arguments: Sequence[str]) -> None:
-    from orqa_jax.baselines.drqa.train import DrqaTrainConfig, train_reader
+    from orqa_jax.baselines.drqa.train import train_reader
 
     _start_jax()
-    train_reader(_settings(DrqaTrainConfig, "orqa drqa-train", arguments, {"out": "drqa"}))
+    train_reader(_settings("drqa-train", arguments))
 
 
 def _align(options: argparse.Namespace) -> None:
@@ -728,7 +864,20 @@ def _align(options: argparse.Namespace) -> None:
         remove_common=not options.raw_vectors,
         run=options.run,
     )
-    print(format_comparison(found))
+    if options.json:
+        _print_json(
+            {
+                "tuned": dataclasses.asdict(found.weights)
+                | {"justifications": found.justifications},
+                "scores": {
+                    system: {name: dataclasses.asdict(value) for name, value in scores.items()}
+                    for system, scores in found.intervals().items()
+                },
+                "p_values": found.p_values,
+            }
+        )
+    else:
+        print(format_comparison(found))
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -775,7 +924,7 @@ def _eval(options: argparse.Namespace) -> None:
     if not any(more):
         found = evaluate_file(predictions, references, corpus=corpus).intervals
         if options.json:
-            print(json.dumps({name: dataclasses.asdict(value) for name, value in found.items()}))
+            _print_json({name: dataclasses.asdict(value) for name, value in found.items()})
         else:
             print(format_table({predictions.stem: found}))
         return
@@ -790,7 +939,7 @@ def _eval(options: argparse.Namespace) -> None:
         save_calibration(options.calibrate, predictions, judged, wrong_cost=cost)
     tables = system_tables(predictions.stem, judged, dev, wrong_cost=cost)
     if options.json:
-        print(json.dumps({table.title: table.cells for table in tables}, ensure_ascii=False))
+        _print_json({table.title: table.cells for table in tables})
     else:
         print("\n".join(table.to_markdown() for table in tables), end="")
 
@@ -805,8 +954,7 @@ def _compare(options: argparse.Namespace) -> None:
         for path in (options.a, options.b)
     )
     if options.json:
-        found = {name: dataclasses.asdict(value) for name, value in compare(a, b).items()}
-        print(json.dumps(found))
+        _print_json({name: dataclasses.asdict(value) for name, value in compare(a, b).items()})
     else:
         name_a, name_b = options.a.stem, options.b.stem
         if name_a == name_b:
@@ -820,11 +968,28 @@ def _copy(options: argparse.Namespace) -> None:
     copy(options.source, options.target)
 
 
+def _completion(options: argparse.Namespace) -> None:
+    import shtab
+
+    parser = _parser(whole=True)
+    waiting: list[argparse.ArgumentParser] = [parser]
+    while waiting:
+        for action in waiting.pop()._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting.extend(action.choices.values())
+            elif action.choices is None and action.type in (Path, str, None) and action.nargs != 0:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, options.shell))
+
+
 def _report(options: argparse.Namespace) -> None:
     from orqa_jax.report.page import write_report
 
     page, text = write_report(options.runs, options.out, references=options.references)
-    print(f"{page}\n{text}")
+    if options.json:
+        _print_json({"html": str(page), "markdown": str(text)})
+    else:
+        print(f"{page}\n{text}")
 
 
 def _load_system(run: Path, system: str, search: Any, closed: Path | None = None) -> "System":

@@ -2,7 +2,10 @@ import contextlib
 import io
 import json
 import os
+import pty
 import re
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +23,7 @@ from tiny_world import (
 
 from orqa_jax import cli
 from orqa_jax.corpus.build import build_corpus
+from orqa_jax.corpus.store import BlockStore
 from orqa_jax.eval.calibration import calibrate
 from orqa_jax.eval.judge import read_details
 from orqa_jax.index.bm25 import tune_bm25
@@ -208,16 +212,13 @@ def test_index_again_keeps_what_is_there_and_says_little():
 # --- Settings ---
 
 
-PLACES = {"corpus": "corpus", "out": "ict"}
-
-
 def test_flags_win_over_the_config_file_and_that_over_the_run(tmp_path):
     config = tmp_path / "c.py"
     config.write_text(
         "def get_config():\n    return {'out': 'there', 'steps': 7, 'seed': 3, 'encoder': 'e'}\n"
     )
     arguments = ["--run", "r", "--config", str(config), "--seed", "4", "--learning-rate", "1"]
-    found = cli._settings(ICTConfig, "orqa ict", arguments, PLACES)
+    found = cli._settings("ict", arguments)
     expected = ICTConfig("r/corpus", "e", "there", steps=7, seed=4, learning_rate=1.0)
     assert found == expected
 
@@ -228,13 +229,13 @@ def test_flags_win_over_the_config_file_and_that_over_the_run(tmp_path):
 )
 def test_switches(flags, shared):
     arguments = ["--run", "r", "--encoder", "e", *flags]
-    assert cli._settings(ICTConfig, "orqa ict", arguments, PLACES).shared_towers is shared
+    assert cli._settings("ict", arguments).shared_towers is shared
 
 
 def test_help_and_version(capsys):
     for arguments, words in (
         (["--help"], ["corpus", "finetune", "Open-retrieval"]),
-        (["ict", "--help"], ["mask_rate: How often", "--mask-rate"]),
+        (["ict", "--help"], ["--mask-rate", "How often", "Default: 0.9"]),
         (["ask", "--help"], ["--system", "zero_shot"]),
         (["--version"], ["orqa_jax"]),
     ):
@@ -243,6 +244,167 @@ def test_help_and_version(capsys):
         printed = capsys.readouterr().out
         for word in words:
             assert word in printed
+
+
+# --- JSON ---
+
+
+def printed_json(capsys, *arguments):
+    """All that a command prints on standard output has to be JSON, an object a line."""
+    status, out, err = run_orqa(capsys, *arguments, "--json")
+    assert status == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_what_makes_files_tells_how_many(capsys, tmp_path):
+    encoder = ["--encoder", world().encoder]
+    (made,) = printed_json(
+        capsys, "corpus", world().documents, "--out", tmp_path / "c", *encoder, "--workers", "1"
+    )
+    store = BlockStore(tmp_path / "c")
+    assert (made["corpus"], made["documents"]) == (str(tmp_path / "c"), 60)
+    assert (made["blocks"], made["fingerprint"]) == (len(store), store.fingerprint)
+
+    (more,) = printed_json(
+        capsys,
+        *(
+            "corpus",
+            write_jsonl(tmp_path / "new.jsonl", [{"title": "T", "text": "A lamp is lit."}]),
+        ),
+        *("--append", "--out", tmp_path / "c"),
+    )
+    assert (more["documents"], more["blocks"]) == (61, made["blocks"] + 1)
+
+    cloze = tmp_path / "cloze.jsonl"
+    (told,) = printed_json(capsys, "cloze", tmp_path / "c", "--out", cloze, "--count", "7")
+    assert told == {"out": str(cloze), "questions": len(load_examples(cloze))}
+
+    trec = write_jsonl(tmp_path / "trec.jsonl", [{"question": "Who?", "answer": ["An.*"]}])
+    out = tmp_path / "data.jsonl"
+    (told,) = printed_json(capsys, "data", "curated_trec", trec, "--out", out)
+    assert told == {"out": str(out), "questions": 1}
+
+    mined = tmp_path / "mined.jsonl"
+    (told,) = printed_json(
+        capsys, "mine", "--run", indexed_run(), world().questions, "--out", mined
+    )
+    assert told == {"out": str(mined), "pairs": len(mined.read_text().splitlines())}
+
+
+def test_report_tells_its_files(capsys, tmp_path):
+    (told,) = printed_json(capsys, "report", trained_run(), "--out", tmp_path / "r")
+    assert Path(told["html"]).read_text("utf-8").startswith("<!")
+    assert Path(told["markdown"]).exists()
+
+
+# --- History ---
+
+
+def type_questions(lines: list[bytes], folder: Path, code: str) -> str:
+    """What a person at a terminal sees, who types a line at each prompt and then ends the input."""
+    ours, theirs = pty.openpty()
+    environment = {
+        "PYTHONPATH": str(Path(cli.__file__).parent.parent),
+        "XDG_STATE_HOME": str(folder),
+        "TERM": "dumb",
+    }
+    started = subprocess.Popen(
+        [sys.executable, "-c", f"from orqa_jax.cli import *; {code}"],
+        env=os.environ | environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen, waiting = b"", [*(line + b"\n" for line in lines), b"\x04"]
+    with contextlib.suppress(OSError):  # how Linux tells that the other side is closed
+        while part := os.read(ours, 1024):
+            seen += part
+            if waiting and seen.endswith(b"? "):
+                os.write(ours, waiting.pop(0))
+    assert started.wait(60) == 0, seen
+    return seen.decode()
+
+
+def test_typed_questions_are_remembered_for_the_user_alone(tmp_path):
+    ask = "print(*[f'<{q}>' for q in typed_questions(history_path())])"
+    seen = type_questions([b"Who", b"", b"  When  "], tmp_path, ask)
+    assert "<Who> <When>" in seen
+    history = tmp_path / "orqa" / "history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    # The arrow brings back the last one.
+    seen = type_questions([b"\x1b[A"], tmp_path, ask)
+    assert "<When>" in seen
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    kept = [line for line in history.read_text().splitlines() if not line.startswith("_")]
+    assert [line.strip() for line in kept[:2]] == ["Who", "When"]
+
+
+def test_typed_questions_are_forgotten_where_that_is_wanted_or_unavoidable(tmp_path):
+    ask = "print(*[f'<{q}>' for q in typed_questions(None)])"
+    assert "<Who>" in type_questions([b"Who"], tmp_path, ask)
+    assert not (tmp_path / "orqa").exists()
+    (tmp_path / "orqa").write_text("a file where the folder should be")
+    ask = "print(*[f'<{q}>' for q in typed_questions(history_path())])"
+    seen = type_questions([b"Who"], tmp_path, ask)
+    assert "No history of questions" in seen
+    assert "<Who>" in seen
+
+
+# --- Completion ---
+
+
+def completed(line: str, script: Path) -> set[str]:
+    """What bash offers where the cursor stands at the end of a line."""
+    words = line.split(" ")
+    code = (
+        f"source {script}; COMP_WORDS=({' '.join(words[:-1])} {words[-1]!r}); "
+        f"COMP_CWORD={len(words) - 1}; COMP_LINE={line!r}; COMP_POINT={len(line)}; "
+        f'_shtab_orqa orqa {words[-1]!r} {words[-2]!r}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return {word for word in done.stdout.split("\n") if word}
+
+
+def test_bash_completes_commands_settings_choices_and_files(capsys, tmp_path, monkeypatch):
+    status, out, err = run_orqa(capsys, "completion", "bash")
+    assert (status, err) == (0, "")
+    script = tmp_path / "orqa.bash"
+    script.write_text(out)
+    (tmp_path / "wiki.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed("orqa fi", script) == {"finetune", "fit"}
+    assert completed("orqa ict --mask", script) == {"--mask-rate"}
+    assert completed("orqa finetune --evidence ", script) == {"bm25", "dense", "hybrid"}
+    assert completed("orqa import retr", script) == {"retriever"}
+    assert completed("orqa corpus wi", script) == {"wiki.jsonl"}
+    assert completed("orqa finetune --train wi", script) == {"wiki.jsonl"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_are_told_every_setting(capsys, shell):
+    status, out, _ = run_orqa(capsys, "completion", shell)
+    assert status == 0
+    for word in (
+        "mask-rate",
+        "evidence",
+        "How often the pseudo-question is taken out",
+        "retriever",
+    ):
+        assert word in out
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "-c", out], check=True, timeout=60)
+
+
+def test_the_command_line_starts_without_jax_or_settings():
+    code = "import sys; import orqa_jax.cli as c; c._parser(); print(*sorted(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.split())
+    assert modules.isdisjoint({"jax", "numpy", "shtab", "readline", "orqa_jax.train.config"})
 
 
 # --- Mistakes ---

@@ -172,8 +172,11 @@ def test_a_finished_fit_says_so_and_another_is_refused(fitted, capsys, caplog):
     arguments = ["fit", str(world().documents), str(fitted / "qa.csv"), "--out"]
     arguments += [str(fitted / "run"), "--encoder", str(world().encoder)]
     with caplog.at_level("INFO"):
-        assert main(arguments) == 0
+        assert main([*arguments, "--json"]) == 0
     assert "is finished; its best system is" in caplog.text
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["system"]) == (arguments[4], chosen_system(fitted / "run"))
+    assert set(told["held_out"]) == {"bm25", "orqa", "hybrid"}
     assert main([*arguments, "--seed", "1"]) == 2
     assert "was begun with seed 0, now it is 1; give another --out" in capsys.readouterr().err
 

@@ -3,7 +3,9 @@
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -47,6 +49,19 @@ def _checked(key: str, hint: Any, value: Any) -> Any:
     if type(value) is not hint:
         raise OrqaError(f"{key} is {value!r}, but it must be of type {hint.__name__}.")
     return value
+
+
+def describe_fields(cls: Any) -> dict[str, str]:
+    """What the docstring of a dataclass says of each field under ``Attributes:``, by name."""
+    _, _, listed = inspect.getdoc(cls).partition("\nAttributes:\n")  # type: ignore[union-attr]
+    found: dict[str, str] = {}
+    name = ""
+    for line in listed.splitlines():
+        if entry := re.fullmatch(r"  (\w+): (.*)", line):
+            name, found[entry[1]] = entry[1], entry[2]
+        elif line.strip():
+            found[name] += " " + line.strip()
+    return found
 
 
 def check_at_least(config: Any, **least: int) -> None:

@@ -81,6 +81,7 @@ class ICTConfig:
         with ``pairs`` copies of the right block. In the 2019 release they are.
       learning_rate: Peak, after a linear rise over ``warmup_steps``; falls linearly to 0.
       projection_learning_rate_factor: How much faster the new projection learns than the BERT.
+      warmup_steps: Steps in which the learning rate rises.
       weight_decay: Decoupled, on all but biases and LayerNorm.
       optimizer: "adamw", or "bert" for BERT's own: no bias correction, another fall.
       mask_rate: How often the pseudo-question is taken out of its block (0.9 in the paper).

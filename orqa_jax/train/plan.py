@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import importlib.util
+import json
 import logging
 import math
 import os
@@ -100,6 +101,10 @@ class StepPlan:
     def bytes_sent(self) -> float:
         return sum(each.bytes_sent for each in self.collectives)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: all of it, and the sums."""
+        return dataclasses.asdict(self) | {"memory": self.memory, "bytes_sent": self.bytes_sent}
+
 
 # --- Programs -------------------------------------------------------------------------------------
 
@@ -111,6 +116,7 @@ def print_plan(
     blocks: int,
     questions: int,
     find_chunk: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Prints what each step of a run takes on a chip of ``topology``, as it is compiled.
 
@@ -121,6 +127,7 @@ def print_plan(
       blocks: Size of the corpus, N.
       questions: Size of the training set of fine-tuning.
       find_chunk: Compile two more times, to tell the largest chunk_size that fits.
+      as_json: Print a JSON object for each program, in bytes and seconds, instead of text.
 
     Raises:
       OrqaError: A setting is wrong, the topology unknown, or its compiler is not installed.
@@ -136,17 +143,26 @@ def print_plan(
     check_batch_size(mesh, config.batch_size, config.chunk_size)
     size = -(-finetuning.batch_size // mesh.size) * mesh.size
     finetuning = dataclasses.replace(finetuning, batch_size=size)
-    print(f"On each of {mesh.size} devices of kind {mesh.devices.flat[0].device_kind}:", flush=True)
+    kind = mesh.devices.flat[0].device_kind
+    if not as_json:
+        print(f"On each of {mesh.size} devices of kind {kind}:", flush=True)
     for plan in (
         plan_ict(config, bert_config, mesh),
         plan_encoding(config, bert_config, mesh, blocks),
         plan_search(config, mesh, blocks, finetuning, questions),
         plan_finetuning(finetuning, config, bert_config, mesh, questions),
     ):
-        print(format_plan(plan, chip), flush=True)
+        if as_json:
+            about = {"devices": mesh.size, "kind": kind, "hours": chip and plan.hours(chip)}
+            print(json.dumps(plan.to_dict() | about), flush=True)
+        else:
+            print(format_plan(plan, chip), flush=True)
     if find_chunk and chip is not None:
         fitting = chunk_that_fits(config, bert_config, mesh, chip.memory)
-        print(f"Largest chunk_size that fits: {fitting or 'none'}")
+        if as_json:
+            print(json.dumps({"chunk_size": fitting}))
+        else:
+            print(f"Largest chunk_size that fits: {fitting or 'none'}")
 
 
 def read_settings(settings: Mapping[str, Any]) -> tuple[ICTConfig, FinetuneConfig]:

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from orqa_jax.train.plan import (
     Collective,
     StepPlan,
     find_collectives,
+    format_plan,
     print_plan,
     read_settings,
     topology_devices,
@@ -57,16 +59,19 @@ def test_exchanges_in_the_form_of_accelerators():
 
 def test_a_plan_of_this_machine(capsys):
     sections = {"ict": SETTINGS, "finetune": FINETUNE_SETTINGS}
-    print_plan(sections, "host", blocks=92, questions=30)
-    out = capsys.readouterr().out
-    for word in (
-        "8 devices",
-        "ict, 2 rows",
-        "encoding",
-        "search, top 12 of 92",
-        "finetune, batch 8",
+    print_plan(sections, "host", blocks=92, questions=30, as_json=True)
+    plans = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = [plan["name"] for plan in plans]
+    for name, word in zip(
+        names,
+        ("ict, 2 rows", "encoding", "search, top 12 of 92", "finetune, batch 8"),
+        strict=True,
     ):
-        assert word in out
+        assert word in name
+    for plan in plans:
+        assert (plan["devices"], plan["kind"], plan["hours"]) == (8, "cpu", None)
+        parts = ("parameters", "optimizer", "index", "inputs", "activations")
+        assert plan["memory"] == sum(plan[part] for part in parts)
 
 
 def test_settings_of_both_trainings():
@@ -93,6 +98,9 @@ def test_hours_are_the_compilers_or_follow_from_the_chip():
     )
     assert plan.memory == 15
     assert plan.hours(CHIPS["v5e"]) == pytest.approx(2.0)
+    told = format_plan(plan, CHIPS["v5e"])
+    assert "the whole run   2.00 h, 3600 calls" in told
+    assert "sent to peers   200.00 GB, 1.0000 s (1 all-reduce)" in told
     assert dataclasses.replace(plan, seconds=0.5).hours(CHIPS["v5e"]) == pytest.approx(0.5)
 
 

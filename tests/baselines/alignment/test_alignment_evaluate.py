@@ -138,6 +138,13 @@ def test_the_command_reads_files_and_prints_the_table(tmp_path, capsys):
 
     expected = compare_ranking(VECTORS, ranking_questions(1, 25), ranking_questions(2, 25))
     assert capsys.readouterr().out == format_comparison(expected) + "\n"
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["p_values"] == expected.p_values
+    assert told["tuned"]["most"] == expected.weights.most
+    for system, scores in expected.intervals().items():
+        means = {metric: value["mean"] for metric, value in told["scores"][system].items()}
+        assert means == {metric: value.mean for metric, value in scores.items()}
 
 
 def test_choices_without_evidence_need_a_corpus(tmp_path, capsys):
