@@ -50,6 +50,7 @@ from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.packages import package_folder
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.encode import EncodeConfig, encode_corpus
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.finetune import FinetuneConfig, finetune
 from orqa_jax.train.ict import ICTConfig, pretrain
 
@@ -186,6 +187,7 @@ class Plan:
     disk: int
 
 
+@alone_in_out
 def fit(config: FitConfig) -> str:
     """Makes a run folder that answers questions about the documents; returns its best system.
 

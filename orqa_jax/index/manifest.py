@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orqa_jax.checksums import describe_files
 from orqa_jax.errors import OrqaError
 
 NAME = "manifest.json"
@@ -23,6 +24,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], *, name: str = NAME) -> None:
+    """Writes the manifest of a folder that is complete but for it, with checksums of its files."""
+    write_json(folder / name, {**manifest, "files": describe_files(folder)})
 
 
 def read_manifest(
