@@ -87,8 +87,9 @@ def start_logging() -> None:
     """Our own messages go to standard error as they are; libraries only warn."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("orqa_jax").setLevel(logging.INFO)
-    # Orbax tells there of every save that waits for the one before.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax tells there of every save that waits for the one before, and of errors, with their
+    # tracebacks, that it raises as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def _parser() -> argparse.ArgumentParser:

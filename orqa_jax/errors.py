@@ -30,17 +30,17 @@ def explain_refusal(error: BaseException, *, lower: str) -> str | None:
     """
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
-        where = f" ({cause.filename})" if isinstance(cause, OSError) and cause.filename else ""
+        where = f" {cause.filename}" if isinstance(cause, OSError) and cause.filename else ""
         text = str(cause)
         if number in _FULL or any(words in text for words in _FULL_WORDS):
             return (
-                f"There is no room left to write to{where}: {_first_line(cause)}; free some space, "
+                f"There is no room left to write{where}: {_first_line(cause)}; free some space, "
                 "and the same command continues where it can."
             )
         if number in _FORBIDDEN or any(words in text for words in _FORBIDDEN_WORDS):
             return (
-                f"Writing or reading is not permitted{where}: {_first_line(cause)}; change the "
-                "permissions or choose another place."
+                f"It is not permitted to write or read{where}: {_first_line(cause)}; change the "
+                "permissions, or choose another place."
             )
         if isinstance(cause, MemoryError) or any(words in text for words in _MEMORY_WORDS):
             return f"There is not enough memory ({_first_line(cause)}); lower {lower}."
