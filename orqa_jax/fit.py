@@ -434,7 +434,7 @@ def _read_plan(out: Path, made_for: Mapping[str, Any]) -> Plan | None:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         plan = Plan(**saved["plan"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is damaged ({error}); give another --out.") from error
     for name, value in made_for.items():
         if saved["for"].get(name) != value:

@@ -181,8 +181,12 @@ class EmbeddingWriter:
         if not self._partial.exists():
             return finished
         for path in self._folder.glob("progress-*.json"):
-            before = json.loads(path.read_text(encoding="utf-8"))
-            starts = before.pop("finished")
+            try:
+                before = json.loads(path.read_text(encoding="utf-8"))
+                starts = set(before.pop("finished"))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s is damaged (%r): its chunks are encoded again.", path, error)
+                continue
             if before != self._made_from | {"chunk_size": self._chunk_size}:
                 log.warning(
                     "%s: starting anew, as the unfinished embeddings there are of corpus %s and"

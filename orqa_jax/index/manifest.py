@@ -56,7 +56,7 @@ def read_manifest(
         raise OrqaError(
             f"{folder} has no {NAME} of {what} (missing or unfinished): {remedy}."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is not a manifest of {what} ({error!r}): {remedy}.") from error
     if found_schema != schema:
         raise OrqaError(
@@ -66,7 +66,7 @@ def read_manifest(
     for word, expected in fingerprints.items():
         if found[word] != expected:
             raise OrqaError(
-                f"{folder} holds {what} made from {word} {found[word][:16]}, not from {word}"
+                f"{folder} holds {what} made from {word} {str(found[word])[:16]}, not from {word}"
                 f" {expected[:16]} as now in use: {remedy}, or use the earlier {word}."
             )
     return manifest

@@ -270,7 +270,7 @@ def describe_model(folder: Path, *, kind: str) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         schema, found = about["schema"], about["kind"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is not a model description; train the model again.") from error
     if schema != MODEL_SCHEMA or found != kind:
         raise OrqaError(
