@@ -8,7 +8,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from orqa_jax.cli import start_logging
-from orqa_jax.errors import OrqaError
+from orqa_jax.errors import OrqaError, explain_refusal
 from orqa_jax.train.config import make_config
 from orqa_jax.train.mesh import start_processes
 
@@ -29,5 +29,11 @@ def run_experiment(config_class: Any, function: Callable[[Any], Any]) -> None:
         except KeyboardInterrupt:
             print("error: interrupted; the same command continues where it can.", file=sys.stderr)
             sys.exit(130)
+        except Exception as error:
+            refusal = explain_refusal(error, lower="the sizes in the config file")
+            if refusal is None:
+                raise
+            print(f"error: {refusal}", file=sys.stderr)
+            sys.exit(2)
 
     app.run(main)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_type_hints
 
 from orqa_jax import __version__
-from orqa_jax.errors import OrqaError
+from orqa_jax.errors import OrqaError, explain_refusal
 
 if TYPE_CHECKING:
     from orqa_jax.predict import Answer, Candidate, System
@@ -95,15 +95,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output (`| head`) has gone; keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        lower = _NEEDS_MEMORY.get(arguments[0], "what is done at once, or use a larger machine")
+        refusal = explain_refusal(error, lower=lower)
+        if refusal is None or "--debug" in arguments:
+            raise
+        print(f"orqa: {refusal}", file=sys.stderr)
+        return 2
     return 0
+
+
+# What to lower where memory runs out, by command.
+_NEEDS_MEMORY = {
+    "corpus": "--workers",
+    "fit": "the sizes of the single steps, `orqa ict --chunk-size` and `orqa finetune "
+    "--batch-size`",
+    "ict": "--chunk-size (rows of the batch on a device at once; equal gradients), or --batch-size",
+    "finetune": "--batch-size, --reader-beam, --early-update-beam or --reader-length",
+    "read": "--batch-size or --reader-length",
+    "drqa-train": "--batch-size",
+    "index": "the bits of a vector (--search int8)",
+    "ask": "the bits of a vector (--search int8)",
+    "predict": "the bits of a vector (--search int8)",
+    "serve": "--max-batch, or the bits of a vector (--search int8)",
+}
 
 
 def start_logging() -> None:
     """Our own messages go to standard error as they are; libraries only warn."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("orqa_jax").setLevel(logging.INFO)
-    # Orbax tells there of every save that waits for the one before.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax tells there of every save that waits for the one before, and of errors, with their
+    # tracebacks, that it raises as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
@@ -451,6 +475,9 @@ def _add_exchange_commands(command: _Command) -> None:
     export.add_argument("what", choices=("encoders", "predictions"))
     export.add_argument("source", type=Path, help="run folder, or JSONL file of predictions")
     export.add_argument("out", type=Path, help="folder, or JSONL file, to write")
+
+    check = command("check", _check, "verify that a run is whole and its parts belong together")
+    check.add_argument("folder", type=Path, metavar="DIR", help="folder with anything orqa wrote")
 
     copy = command("copy", _copy, "copy a file or folder from or to an object store")
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
@@ -960,6 +987,19 @@ def _compare(options: argparse.Namespace) -> None:
         if name_a == name_b:
             name_a, name_b = str(options.a), str(options.b)
         print(comparison_table(name_a, name_b, {name_a: a, name_b: b}).to_markdown(), end="")
+
+
+def _check(options: argparse.Namespace) -> None:
+    _start_jax()
+    from orqa_jax.check import check_folder
+
+    bad = count = 0
+    for finding in check_folder(options.folder):
+        print(finding, flush=True)
+        bad += finding.status == "bad"
+        count += finding.status != "unfinished"
+    if bad:
+        raise OrqaError(f"{bad} of {count} artefacts in {options.folder} are bad; see above.")
 
 
 def _copy(options: argparse.Namespace) -> None:

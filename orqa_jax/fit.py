@@ -50,6 +50,7 @@ from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.packages import package_folder
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.encode import EncodeConfig, encode_corpus
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.finetune import FinetuneConfig, finetune
 from orqa_jax.train.ict import ICTConfig, pretrain
 
@@ -186,6 +187,7 @@ class Plan:
     disk: int
 
 
+@alone_in_out
 def fit(config: FitConfig) -> str:
     """Makes a run folder that answers questions about the documents; returns its best system.
 
@@ -432,7 +434,7 @@ def _read_plan(out: Path, made_for: Mapping[str, Any]) -> Plan | None:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         plan = Plan(**saved["plan"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is damaged ({error}); give another --out.") from error
     for name, value in made_for.items():
         if saved["for"].get(name) != value:

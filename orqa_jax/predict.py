@@ -25,6 +25,7 @@ from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.hybrid import FusedRetriever, HybridIndex
 from orqa_jax.index.manifest import write_json
 from orqa_jax.index.protocol import Index
+from orqa_jax.locks import hold
 from orqa_jax.models.reader import SpanReader, reader_config_from_dict
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.qa.examples import Example, load_examples
@@ -523,6 +524,7 @@ def predict_file(answerer: System, questions: Path, out: Path, *, about: dict[st
     partial = out.with_name(out.name + ".partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
+        hold(out),
         partial.open("w", encoding="utf-8") as file,
         tqdm(total=len(examples), desc="predict", unit="question", disable=_quiet()) as bar,
     ):
@@ -538,17 +540,17 @@ def predict_file(answerer: System, questions: Path, out: Path, *, about: dict[st
             if bar.disable and now - said >= _SECONDS_BETWEEN_LOG_LINES:
                 said, left = now, (now - started) / done * (len(examples) - done)
                 logger.info("predict: %d of %d, %.0f s left", done, len(examples), left)
-    made_from: dict[str, Any] = {
-        "questions": str(questions.resolve()),
-        "corpus": str(answerer.store.folder.resolve()),
-        "corpus_fingerprint": answerer.store.fingerprint,
-    }
-    if answerer.reader_beam is not None:
-        made_from["reader_beam"] = answerer.reader_beam
-    if isinstance(answerer, Answerer):
-        made_from["weights_fingerprint"] = answerer.weights_fingerprint
-    write_json(about_path(out), about | made_from)
-    partial.replace(out)
+        made_from: dict[str, Any] = {
+            "questions": str(questions.resolve()),
+            "corpus": str(answerer.store.folder.resolve()),
+            "corpus_fingerprint": answerer.store.fingerprint,
+        }
+        if answerer.reader_beam is not None:
+            made_from["reader_beam"] = answerer.reader_beam
+        if isinstance(answerer, Answerer):
+            made_from["weights_fingerprint"] = answerer.weights_fingerprint
+        write_json(about_path(out), about | made_from)
+        partial.replace(out)
 
 
 def check_predictions_path(questions: Path, out: Path) -> None:

@@ -1,4 +1,6 @@
-"""Copies between this machine and object stores, by fsspec: gs:// needs the extra ``gcs``.
+"""Folders that take the place of others, and copies to object stores and back (fsspec).
+
+gs:// needs the extra ``gcs``.
 
 Block stores, vectors and models are memory-mapped, so they are copied to a local disk before they
 are used. Checkpoints are written where they stay; Orbax does that itself.
@@ -9,6 +11,7 @@ import datetime
 import logging
 import os
 import posixpath
+import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +30,31 @@ logger = logging.getLogger(__name__)
 def is_url(path: str) -> bool:
     """Whether a path names an object store, as gs://bucket/folder does."""
     return "://" in path
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Puts a finished folder in the place of ``folder``, which is there whole or not at all.
+
+    Killed between two renames, it leaves what was there before as ``<folder>.old``; see
+    `recover_folder`.
+    """
+    old = _old(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Brings back what a killed `replace_folder` had put aside, where nothing took its place."""
+    old = _old(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".old")
 
 
 def copy(source: str, target: str) -> int:

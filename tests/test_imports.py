@@ -12,14 +12,14 @@ import orqa_jax
 PACKAGE = Path(orqa_jax.__file__).parent
 FLOORS = {
     **dict.fromkeys(["errors"], -1),
-    **dict.fromkeys(["storage"], 0),
+    **dict.fromkeys(["checksums", "locks", "storage"], 0),
     **dict.fromkeys(["text"], 0),
     **dict.fromkeys(["eval"], 1),
     **dict.fromkeys(["corpus", "qa"], 2),
     **dict.fromkeys(["models", "losses"], 3),
     **dict.fromkeys(["index"], 4),
     **dict.fromkeys(["train", "report"], 5),
-    **dict.fromkeys(["predict"], 6),
+    **dict.fromkeys(["check", "predict"], 6),
     **dict.fromkeys(["baselines", "fit"], 7),
     **dict.fromkeys(["serve"], 8),
     **dict.fromkeys(["cli"], 9),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
+from orqa_jax.checksums import describe_files
 from orqa_jax.corpus.pack import Packed, Seconds, check_limit, pack, timed
 from orqa_jax.corpus.readers import Page, SourceFile, find_files, read_pages, to_document
 from orqa_jax.corpus.store import (
@@ -38,6 +38,7 @@ from orqa_jax.corpus.store import (
     BlockStore,
 )
 from orqa_jax.errors import OrqaError
+from orqa_jax.locks import hold
 from orqa_jax.text.wordpiece import WordPiece
 
 logger = logging.getLogger(__name__)
@@ -265,33 +266,19 @@ def check_out(out: Path, sources: Sequence[str | os.PathLike[str]]) -> None:
 
 @contextlib.contextmanager
 def partial_folder(out: Path) -> Iterator[Path]:
-    """Makes ``<out>.partial``, empty, for this process alone; removes it if there is an error.
-
-    The lock is on the folder itself and dies with the process, however that ends.
-    """
+    """Makes ``<out>.partial``, empty, for this process alone; removes it if there is an error."""
     partial = out.with_name(out.name + ".partial")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        lock = os.open(partial, os.O_RDONLY)
-    except OSError as error:
-        raise OrqaError(f"{partial} cannot be made ({error.strerror}).") from error
-    try:
+    with hold(out):
+        shutil.rmtree(partial, ignore_errors=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OrqaError(f"Another build is writing to {partial}; wait for it.") from None
-        for leftover in partial.iterdir():
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink()
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise OrqaError(f"{partial} cannot be made ({error.strerror}).") from error
         try:
             yield partial
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    finally:
-        os.close(lock)
 
 
 def chunk_pages(
@@ -431,9 +418,8 @@ class StoreWriter:
         except OSError as error:
             raise OrqaError(f"{path} cannot be written ({error}).") from error
         self._batches = []
-        self._shards.append(
-            {"file": path.name, "blocks": batch.num_rows, "bytes": path.stat().st_size}
-        )
+        (described,) = describe_files(self._folder, [path.name]).values()
+        self._shards.append({"file": path.name, "blocks": batch.num_rows, **described})
 
 
 def _content(batch: pa.RecordBatch) -> Iterator[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import groupby, pairwise
 
-_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$|^(\S.*)\n=+[ \t]*$", re.MULTILINE)
+from orqa_jax.text.html import html_tokens
+
+_HEADING = re.compile(r"^#{1,6}[ \t]+(.+)$|^(\S.*)\n=+[ \t]*$", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
 # The elements that begin and end a line on the page.
@@ -26,8 +27,14 @@ _NARROWEST_WRAP, _WIDEST_WRAP = 55, 120
 
 def markdown_title(text: str) -> str | None:
     """The first heading of a Markdown document, if there is one outside of code."""
-    match = _HEADING.search(_FENCE.sub("", text))
-    return match and (match[1] or match[2])
+    for match in _HEADING.finditer(_FENCE.sub("", text)):
+        # Taken off one by one: as one pattern, three repetitions of blanks take cubic time.
+        title = (match[1] or match[2]).rstrip(" \t")
+        if match[1]:
+            title = title.rstrip("#").rstrip(" \t") or title
+        if title:
+            return title
+    return None
 
 
 def unwrap(text: str) -> str:
@@ -52,18 +59,24 @@ def unwrap(text: str) -> str:
 
 def html_to_text(page: str) -> tuple[str | None, str]:
     """The title of an HTML page (its <title>, or else its first <h1>) and the text people see."""
-    parser = _PageParser()
-    parser.feed(page)
-    parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.text).split("\n"))
+    found = _Page()
+    for kind, value in html_tokens(page):
+        if kind == "text":
+            found.add(value)
+        elif kind == "start":
+            found.start(value)
+        else:
+            found.end(value)
+    lines = (" ".join(line.split()) for line in "".join(found.text).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    title = " ".join("".join(parser.title).split()) or " ".join("".join(parser.heading).split())
+    title = " ".join("".join(found.title).split()) or " ".join("".join(found.heading).split())
     return title or None, text
 
 
-class _PageParser(HTMLParser):
+class _Page:
+    """What was seen of a page so far."""
+
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.text: list[str] = []
         self.title: list[str] = []
         self.heading: list[str] = []
@@ -72,7 +85,7 @@ class _PageParser(HTMLParser):
         self._headings = 0
         self._in_heading = False
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def start(self, tag: str) -> None:
         if tag in _UNSEEN_ELEMENTS:
             self._unseen += 1
         elif tag == "title":
@@ -83,7 +96,7 @@ class _PageParser(HTMLParser):
             self._headings += 1
             self._in_heading = self._headings == 1
 
-    def handle_endtag(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         if tag in _UNSEEN_ELEMENTS:
             self._unseen = max(0, self._unseen - 1)
         elif tag == "title":
@@ -93,7 +106,7 @@ class _PageParser(HTMLParser):
         if tag == "h1":
             self._in_heading = False
 
-    def handle_data(self, data: str) -> None:
+    def add(self, data: str) -> None:
         if self._unseen:
             return
         if self._in_title:

@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import csv
 import gzip
-import html
 import io
 import itertools
 import json
@@ -19,7 +18,6 @@ import logging
 import lzma
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,8 @@ from xml.parsers import expat
 from orqa_jax.corpus.markup import html_to_text, markdown_title, unwrap
 from orqa_jax.corpus.wikitext import is_disambiguation, wikitext_to_text
 from orqa_jax.errors import OrqaError
-from orqa_jax.text.jsonl import record_id
+from orqa_jax.text.html import unescape
+from orqa_jax.text.jsonl import DAMAGE, limited_lines, record_id
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +59,10 @@ _DOC_BEGIN = re.compile(r'<doc id="(?P<id>[^"]*)".* title="(?P<title>.*)">\s*$')
 _REDIRECT = re.compile(r"\s*#\s*redirect", re.IGNORECASE)
 _LIST_TITLE = re.compile(r"(Lists?|Index|Outline) of ")
 _BUFFER = 1 << 20
-_DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _LARGEST_PAGE = 100_000_000  # characters; the longest Wikipedia page has 2 million
+_LARGEST_PDF = 1 << 30
+_LONGEST_DOC_TAG = 10_000
+_DEEPEST_ELEMENT = 100  # a dump has 5
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def read_file(file: SourceFile, skipped: Counter[str]) -> Iterator[tuple[Page, i
         with file.path.open("rb") as raw, _decompress(raw) as stream:
             for page in _READERS[file.kind](file, stream, skipped):
                 yield page, raw.tell()
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(file.path, error) from error
 
 
@@ -255,7 +256,7 @@ def _kind_of_content(path: Path) -> str:
     try:
         with path.open("rb") as raw, _decompress(raw) as stream:
             head = stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from error
     if head.startswith(b"{"):
         return "json lines"
@@ -291,7 +292,7 @@ def _damaged(path: Path, error: Exception) -> OrqaError:
 
 def _lines(file: SourceFile, stream: IO[bytes]) -> Iterator[tuple[int, str]]:
     """Numbers the lines from 1 and decodes them; their line breaks stay."""
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(limited_lines(file.path, stream), start=1):
         yield number, _decode(line, f"{file.path}:{number}")
 
 
@@ -357,25 +358,31 @@ def _read_dpr(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
 
 def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
     identifier, title, lines = "", "", list[str]()
-    begun = 0  # number of the line with the open <doc>, or 0
+    begun = size = 0  # number of the line with the open <doc>, or 0; its characters
     for number, line in _lines(file, stream):
-        if match := _DOC_BEGIN.match(line):
+        if len(line) <= _LONGEST_DOC_TAG and (match := _DOC_BEGIN.match(line)):
             if begun:
                 raise OrqaError(
                     f"{file.path}:{begun} begins a <doc> that is still open on line {number}; "
                     "the file is damaged."
                 )
-            identifier, title = match["id"], html.unescape(match["title"])
-            begun, lines = number, []
+            identifier, title = match["id"], unescape(match["title"])
+            begun, size, lines = number, 0, []
         elif line.startswith("</doc>"):
             # WikiExtractor repeats the title as the first line.
-            if lines and html.unescape(lines[0]).strip() == title.strip():
+            if lines and unescape(lines[0]).strip() == title.strip():
                 del lines[0]
-            body = html.unescape("".join(lines)).strip()
+            body = unescape("".join(lines)).strip()
             yield Page(clean(identifier), title, body, markup="plain")
             begun = 0
         elif begun:
             lines.append(line)
+            size += len(line)
+            if size > _LARGEST_PAGE:
+                raise OrqaError(
+                    f"{file.path}:{begun} begins a <doc> of more than {_LARGEST_PAGE:,} "
+                    "characters; the file is damaged."
+                )
         elif line.strip():
             raise OrqaError(f"{file.path}:{number} stands outside of <doc ...> and </doc>.")
     if begun:
@@ -385,8 +392,15 @@ def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -
 
 
 def _read_prose(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
-    body = _decode(stream.read(), str(file.path))
+    body = _decode(_read_whole(file, stream, _LARGEST_PAGE), str(file.path))
     yield Page(file.name, Path(_plain_name(file.path)).stem, body, markup=file.kind)
+
+
+def _read_whole(file: SourceFile, stream: IO[bytes], most: int) -> bytes:
+    content = stream.read(most + 1)
+    if len(content) > most:
+        raise OrqaError(f"{file.path} is a document of more than {most:,} bytes; divide it.")
+    return content
 
 
 def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
@@ -402,7 +416,7 @@ def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
         ) from error
     try:
         with _only_errors_of("pypdf"):
-            reader = pypdf.PdfReader(io.BytesIO(stream.read()))
+            reader = pypdf.PdfReader(io.BytesIO(_read_whole(file, stream, _LARGEST_PDF)))
             if reader.is_encrypted and not reader.decrypt(""):
                 raise OrqaError(f"{file.path} is locked by a password; save it without one.")
             body = "\n\n".join(page.extract_text() for page in reader.pages)
@@ -474,7 +488,7 @@ class _Dump:
         self._open: list[str] = []
         self._fields: dict[str, str] = {}
         self._parts: list[str] | None = None
-        self._size = 0
+        self._size = self._fed = 0
         self._pages: list[dict[str, str]] = []
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
@@ -484,6 +498,12 @@ class _Dump:
         self._parser.StartDoctypeDeclHandler = self._refuse
 
     def feed(self, chunk: bytes, final: bool = False) -> None:
+        self._fed += len(chunk)
+        if self._fed - max(self._parser.CurrentByteIndex, 0) > _LARGEST_PAGE:
+            raise OrqaError(
+                f"{self._file}:{self._parser.CurrentLineNumber} begins a tag of more than "
+                f"{_LARGEST_PAGE:,} bytes; the dump is damaged, fetch it again."
+            )
         try:
             self._parser.Parse(chunk, final)
         except expat.ExpatError as error:
@@ -491,6 +511,11 @@ class _Dump:
                 f"{self._file}:{error.lineno} is not well-formed XML "
                 f"({expat.ErrorString(error.code)}); the dump is damaged or incomplete, "
                 "fetch it again."
+            ) from error
+        except (LookupError, ValueError) as error:
+            raise OrqaError(
+                f"{self._file} declares an encoding that cannot be read ({error}); convert it to "
+                "UTF-8."
             ) from error
 
     def take(self) -> list[dict[str, str]]:
@@ -506,6 +531,11 @@ class _Dump:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._open.append(name)
+        if len(self._open) > _DEEPEST_ELEMENT:
+            raise OrqaError(
+                f"{self._file}:{self._parser.CurrentLineNumber} is in {_DEEPEST_ELEMENT} elements "
+                "at once, which no MediaWiki dump is; fetch it again."
+            )
         path = "/".join(self._open)
         if len(self._open) == 1 and name != "mediawiki":
             raise OrqaError(

@@ -109,6 +109,15 @@ class BlockStore:
         """
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
+        try:
+            self._open()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OrqaError(
+                f"{self.folder / MANIFEST_NAME} is not as it was written ({error!r}); copy the "
+                "folder again, or build the corpus again."
+            ) from error
+
+    def _open(self) -> None:
         self.fingerprint: str = self.manifest["fingerprint"]
         self.tokenizer_fingerprint: str = self.manifest["tokenizer_fingerprint"]
         self.tokenizer_folder = self.folder / TOKENIZER_NAME
@@ -239,7 +248,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"There is no finished corpus in {folder}; "
             f"build one with `orqa corpus SOURCE... --out {folder}`."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OrqaError(f"{path} cannot be read ({error}); build the corpus again.") from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:

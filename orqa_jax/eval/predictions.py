@@ -187,7 +187,7 @@ def _dpr_read(where: str, item: Mapping[str, Any], passages: _Numbered) -> dict[
         chosen = max(item["predictions"], key=lambda found: int(found["top_k"]))["prediction"]
         answer, passage = chosen["text"], chosen.get("passage", "")
         score = float(chosen["score"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise OrqaError(
             f"{where} needs 'predictions' with 'top_k' and a 'prediction' that has 'text' and "
             f"'score', as DPR's reader writes them ({error!r})."

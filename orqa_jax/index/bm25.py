@@ -24,9 +24,11 @@ from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import NAME, read_manifest, write_json
+from orqa_jax.index.manifest import read_manifest, write_manifest
 from orqa_jax.index.protocol import Found, clip_k, top_k
+from orqa_jax.locks import hold
 from orqa_jax.qa.examples import Example
+from orqa_jax.storage import replace_folder
 from orqa_jax.text.match import texts_with_answer
 
 if TYPE_CHECKING:
@@ -81,21 +83,20 @@ class BM25Index:
                 return cls.open(folder, corpus_fingerprint=store.fingerprint)
         except (OrqaError, KeyError):
             pass  # none is there, or one that cannot be used
-        words = count_words(block_texts(store))
-        scorer = words.scorer(k1, b)
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        scorer.save(partial, show_progress=False)
-        manifest = {
-            "schema": SCHEMA,
-            "corpus_fingerprint": store.fingerprint,
-            "count": len(store),
-            "k1": k1,
-            "b": b,
-        }
-        write_json(partial / NAME, manifest)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with hold(folder):
+            words = count_words(block_texts(store))
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            words.scorer(k1, b).save(partial, show_progress=False)
+            manifest = {
+                "schema": SCHEMA,
+                "corpus_fingerprint": store.fingerprint,
+                "count": len(store),
+                "k1": k1,
+                "b": b,
+            }
+            write_manifest(partial, manifest)
+            replace_folder(partial, folder)
         log.info("%s: %d blocks, %d different words", folder, len(store), len(words.vocabulary) - 1)
         return cls.open(folder, corpus_fingerprint=store.fingerprint)
 

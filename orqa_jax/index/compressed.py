@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import NAME, open_array, read_manifest, write_json
+from orqa_jax.index.manifest import open_array, read_manifest, write_manifest
+from orqa_jax.storage import replace_folder
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +90,8 @@ def compress(
         error = max(error, float(np.linalg.norm(difference_MP, axis=1).max()))
     codes_NP.flush()
     del codes_NP
-    write_json(
-        partial / NAME,
+    write_manifest(
+        partial,
         {
             "schema": SCHEMA,
             "corpus_fingerprint": corpus_fingerprint,
@@ -104,8 +105,7 @@ def compress(
             "longest": 1.0001 * longest,
         },
     )
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    replace_folder(partial, folder)
     log.info(
         "%s: %d vectors in %s, at most %.2g off where the longest is %.2g",
         folder,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orqa_jax.checksums import describe_files
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.manifest import NAME, open_array, read_manifest, write_json
 
@@ -153,7 +154,8 @@ class EmbeddingWriter:
                 raise ValueError(f"{len(unfinished)} chunks are not written yet")
             (self._folder / NAME).unlink(missing_ok=True)  # it would vouch for the wrong vectors
             self._partial.replace(self._folder / "embeddings.npy")
-            write_json(self._folder / NAME, self._made_from)
+            files = describe_files(self._folder, ["embeddings.npy"])
+            write_json(self._folder / NAME, self._made_from | {"files": files})
             for progress in self._folder.glob("progress-*.json"):
                 progress.unlink()
         self._barrier("embeddings are in place")
@@ -179,8 +181,12 @@ class EmbeddingWriter:
         if not self._partial.exists():
             return finished
         for path in self._folder.glob("progress-*.json"):
-            before = json.loads(path.read_text(encoding="utf-8"))
-            starts = before.pop("finished")
+            try:
+                before = json.loads(path.read_text(encoding="utf-8"))
+                starts = set(before.pop("finished"))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s is damaged (%r): its chunks are encoded again.", path, error)
+                continue
             if before != self._made_from | {"chunk_size": self._chunk_size}:
                 log.warning(
                     "%s: starting anew, as the unfinished embeddings there are of corpus %s and"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orqa_jax.checksums import describe_files
 from orqa_jax.errors import OrqaError
 
 NAME = "manifest.json"
@@ -23,6 +24,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], *, name: str = NAME) -> None:
+    """Writes the manifest of a folder that is complete but for it, with checksums of its files."""
+    write_json(folder / name, {**manifest, "files": describe_files(folder)})
 
 
 def read_manifest(
@@ -50,7 +56,7 @@ def read_manifest(
         raise OrqaError(
             f"{folder} has no {NAME} of {what} (missing or unfinished): {remedy}."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is not a manifest of {what} ({error!r}): {remedy}.") from error
     if found_schema != schema:
         raise OrqaError(
@@ -60,7 +66,7 @@ def read_manifest(
     for word, expected in fingerprints.items():
         if found[word] != expected:
             raise OrqaError(
-                f"{folder} holds {what} made from {word} {found[word][:16]}, not from {word}"
+                f"{folder} holds {what} made from {word} {str(found[word])[:16]}, not from {word}"
                 f" {expected[:16]} as now in use: {remedy}, or use the earlier {word}."
             )
     return manifest

@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.exact import ExactIndex, check_questions
-from orqa_jax.index.manifest import NAME, read_manifest, write_json
+from orqa_jax.index.manifest import NAME, read_manifest, write_json, write_manifest
 from orqa_jax.index.protocol import Found, clip_k
+from orqa_jax.storage import replace_folder
 
 missing = ""
 try:
@@ -143,8 +144,8 @@ class ScannIndex:
 
         index = cls(searchers, embeddings_NP, count, leaves, [])
         index.efforts = [index._least_effort(question_BP, truth_BK[:, :k]) for k in beams]
-        write_json(
-            partial / NAME,
+        write_manifest(
+            partial,
             {
                 "schema": SCHEMA,
                 "corpus_fingerprint": corpus_fingerprint,
@@ -159,8 +160,7 @@ class ScannIndex:
                 "seconds": round(time.perf_counter() - started, 1),
             },
         )
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        replace_folder(partial, folder)
         for effort in index.efforts:
             log.info(
                 "%s: recall@%d is %.3f in %d of %d leaves",

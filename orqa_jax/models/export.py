@@ -14,6 +14,7 @@ from orqa_jax.errors import OrqaError
 from orqa_jax.models.bert import Params
 from orqa_jax.models.retriever import RetrieverConfig
 from orqa_jax.models.weights import save_bert
+from orqa_jax.storage import replace_folder
 from orqa_jax.text.wordpiece import WordPiece
 
 # The only one that the LayerNorm of sentence-transformers has: torch's default.
@@ -75,8 +76,7 @@ def export_tower(
             for i, (path, kind) in enumerate(modules)
         ],
     )
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    replace_folder(partial, folder)
 
 
 _SPECIAL = ("cls_token", "sep_token", "pad_token", "unk_token", "mask_token")

@@ -73,7 +73,10 @@ def read_tensorflow(prefix: str | Path) -> dict[str, np.ndarray]:
         data, size = files[entry.shard], entry.dtype.itemsize * math.prod(entry.shape)
         if entry.offset + entry.size > len(data) or entry.size != size:
             raise OrqaError(f"{prefix} is cut short or damaged at {name}; copy it again.")
-        tensors[name] = np.ndarray(entry.shape, entry.dtype, data, entry.offset)
+        try:
+            tensors[name] = np.ndarray(entry.shape, entry.dtype, data, entry.offset)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise OrqaError(f"{prefix} is damaged at {name} ({error}); copy it again.") from error
     return tensors
 
 

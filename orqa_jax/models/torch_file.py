@@ -6,7 +6,10 @@ any function when it is loaded; here it can reach the few that rebuild tensors, 
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -45,8 +48,9 @@ def read_torch(path: str | Path) -> dict[str, np.ndarray]:
             order = f"{folder}byteorder"
             if order in archive.namelist() and archive.read(order) != b"little":
                 raise ValueError("not little-endian")
-            with archive.open(name) as file:
-                found = _Unpickler(file, archive, folder).load()
+            content = _read_stored(archive, name)
+            _check_memo(content)
+            found = _Unpickler(io.BytesIO(content), archive, folder).load()
     except FileNotFoundError:
         raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.") from None
     except _RefusedError as error:
@@ -66,6 +70,20 @@ def read_torch(path: str | Path) -> dict[str, np.ndarray]:
             "`state_dict()` of the model."
         )
     return {str(name): value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def _read_stored(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member as torch writes them all, not compressed: a packed one could be of any size."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    return archive.read(name)
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuses a pickle that asks for a table of billions of entries by naming the last of them."""
+    for code, argument, _ in pickletools.genops(content):
+        if "PUT" in code.name and isinstance(argument, int) and argument > len(content):
+            raise ValueError("its memo has more entries than the file has bytes")
 
 
 class _RefusedError(Exception):
@@ -90,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         _, storage, key, _, count = pid
-        content = self._archive.read(f"{self._folder}data/{key}")
+        content = _read_stored(self._archive, f"{self._folder}data/{key}")
         return np.frombuffer(content, _DTYPES[storage], count=count)
 
 
@@ -100,6 +118,9 @@ def _rebuild_tensor(
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if min((offset, *shape, *stride)) < 0 or (0 not in shape and last >= len(storage)):
         raise ValueError("a tensor reaches beyond its storage")
+    # A stride of 0 repeats a number without end.
+    if math.prod(shape) > len(storage):
+        raise ValueError("a tensor is larger than its storage")
     strides = [step * storage.itemsize for step in stride]
     tensor = np.lib.stride_tricks.as_strided(storage[offset:], shape, strides)
     # Most tensors fill their storage in order, and need no second copy of it.

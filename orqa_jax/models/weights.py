@@ -212,7 +212,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         return load_file(path)
     except FileNotFoundError:
         raise OrqaError(f"{path} does not exist; copy all files of the checkpoint.") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OrqaError(
             f"{path} is not a whole safetensors file ({error}); copy or download it again."
         ) from None

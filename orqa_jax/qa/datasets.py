@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import farmhash
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import Example, Match
+from orqa_jax.text.html import html_tokens
 from orqa_jax.text.jsonl import read_json, read_jsonl, read_lines, record_id
 
 Split = Literal["train", "dev", "test"]
@@ -139,25 +139,13 @@ def _short_answers(where: str, record: Mapping[str, Any]) -> tuple[str, ...]:
                 else:
                     html = " ".join(document[span["start_token"] : span["end_token"]])
                 answers.append(_without_tags(html))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise OrqaError(f"{where} is not a record of Natural Questions ({error!r}).") from error
     return _distinct(answers)
 
 
-class _TextOfHtml(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append(data)
-
-
 def _without_tags(html: str) -> str:
-    parser = _TextOfHtml()
-    parser.feed(html)
-    parser.close()
-    return "".join(parser.parts)
+    return "".join(value for kind, value in html_tokens(html) if kind == "text")
 
 
 # --- The other formats ----------------------------------------------------------------------------

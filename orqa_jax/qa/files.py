@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import csv
-import io
+import itertools
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.datasets import read_squad
 from orqa_jax.qa.examples import Example, load_examples
-from orqa_jax.text.jsonl import open_bytes
+from orqa_jax.text.jsonl import DAMAGE, limited_lines, open_bytes
 
 _TABLES = (".csv", ".tsv")
 _PACKED = (".gz", ".bz2", ".xz")
@@ -78,9 +79,10 @@ def _read_table(path: Path) -> Iterator[Example]:
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields (number of its last line, cells) for each row that is not blank."""
     try:
-        with open_bytes(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-            first = text.readline()
-            text.seek(0)
+        with open_bytes(path) as file:
+            lines = (line.decode("utf-8") for line in limited_lines(path, file))
+            first = next(lines, "").removeprefix("\ufeff")
+            text = itertools.chain([first], lines)
             # DPR's tables have tabs whatever they are called, and do not quote: a quotation mark
             # there is a character like any other.
             if "\t" in first:
@@ -90,7 +92,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             for cells in rows:
                 if any(cell.strip() for cell in cells):
                     yield rows.line_num, cells
-    except (csv.Error, UnicodeDecodeError, OSError, EOFError) as error:
+    except (csv.Error, UnicodeDecodeError, *DAMAGE) as error:
         raise OrqaError(f"{path} cannot be read as a table ({error}); save it again.") from error
 
 
@@ -114,8 +116,14 @@ def _answers(where: str, cell: str) -> tuple[str, ...]:
     if not cell.startswith("["):
         return (cell,) if cell else ()
     try:
-        listed = ast.literal_eval(cell)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        with warnings.catch_warnings():
+            # Of a backslash that begins no escape: it is one, then.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            listed = ast.literal_eval(cell)
+        # An escape can spell half a character, which nothing could print later.
+        "".join(answer for answer in listed if isinstance(answer, str)).encode("utf-8")
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         listed = None
     if not isinstance(listed, list) or not all(isinstance(answer, str) for answer in listed):
         raise OrqaError(

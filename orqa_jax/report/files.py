@@ -49,7 +49,7 @@ def read_about(predictions: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         Path(about["corpus"]), str(about["corpus_fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is broken ({error!r}); predict again.") from error
     return dict(about)
 

@@ -14,6 +14,12 @@ from typing import Any
 
 from orqa_jax.errors import OrqaError
 
+# What fits into memory several times over, and more than any file has that was meant.
+LONGEST_LINE = 100_000_000
+_LARGEST_JSON = 4 << 30
+# What a file raises that is cut short or damaged, compressed or not.
+DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -31,6 +37,23 @@ def open_bytes(path: Path) -> Any:
         return _OPENERS.get(path.suffix, lambda path: path.open("rb"))(path)
     except OSError as error:
         raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
+
+
+def limited_lines(path: str | os.PathLike[str], file: Any) -> Iterator[bytes]:
+    """The lines of a file of bytes, a few megabytes of which may stand for gigabytes.
+
+    Raises:
+        OrqaError: a line is longer than `LONGEST_LINE`.
+    """
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise OrqaError(
+                f"{path}:{number} is a line of more than {LONGEST_LINE:,} bytes; the file is "
+                "damaged, or not of this kind."
+            )
+        yield line
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -65,31 +88,43 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         OrqaError: the file cannot be read, or is not JSON in UTF-8.
     """
-    content = b"".join(line for _, line in _read_lines(Path(path)))
+    path = Path(path)
     try:
-        return json.loads(content.decode("utf-8"))
+        with open_bytes(path) as file:
+            content: bytes = file.read(_LARGEST_JSON + 1)
+    except DAMAGE as error:
+        raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
+    if len(content) > _LARGEST_JSON:
+        raise OrqaError(f"{path} holds more than {_LARGEST_JSON >> 30} GiB of JSON; divide it.")
+    try:
+        return _parse_json(content.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise OrqaError(f"{path} is not JSON in UTF-8 ({error}).") from error
+
+
+def _parse_json(content: bytes) -> Any:
+    text = content.decode("utf-8")
+    value = json.loads(text)
+    if "\\u" in text:
+        # Escapes can spell half a character ("\\ud800"), which nothing could print later.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with open_bytes(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(limited_lines(path, file), start=1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 yield f"{path}:{number}", line
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except DAMAGE as error:
         raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
 
 
 def _parse(where: str, line: bytes) -> dict[str, Any]:
     try:
-        text = line.decode("utf-8")
-        record = json.loads(text)
-        if "\\u" in text:
-            # Escapes can spell half a character ("\\ud800"), which nothing could print later.
-            json.dumps(record, ensure_ascii=False).encode("utf-8")
+        record = _parse_json(line)
     except (ValueError, RecursionError) as error:
         raise OrqaError(
             f"{where} is not JSON in UTF-8 ({error}); the file needs one JSON object a line."

@@ -13,10 +13,14 @@ def read_varint(content: bytes, place: int) -> tuple[int, int]:
 
     Raises:
         IndexError: the bytes end within it.
+        ValueError: it has more than 64 bits.
     """
     value = shift = 0
     while True:
         byte = content[place]
+        # Without a limit, millions of bytes would be one number, made in quadratic time.
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")
         value |= (byte & 0x7F) << shift
         place, shift = place + 1, shift + 7
         if not byte & 0x80:

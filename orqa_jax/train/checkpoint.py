@@ -4,6 +4,7 @@ A model folder stands on its own: ``model.json`` says what it is and what it was
 ``weights.safetensors`` holds its parameters, ``tokenizer/`` its vocabulary.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -20,9 +21,9 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import write_json
+from orqa_jax.index.manifest import write_json, write_manifest
 from orqa_jax.models.weights import fingerprint_params, load_params, save_params
-from orqa_jax.storage import is_url
+from orqa_jax.storage import is_url, replace_folder
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train.state import Params, TrainState
 
@@ -42,8 +43,8 @@ class Checkpoints:
     def __init__(self, folder: str | Path, *, config: dict[str, Any], keep: int = 2) -> None:
         # A URL such as gs://bucket/folder is one to Orbax too, and has no folders to make.
         remote = is_url(str(folder))
-        self._folder: Any = epath.Path(folder) if remote else Path(folder).resolve()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder: Any = epath.Path(folder) if remote else Path(folder).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics["loss"],
@@ -52,16 +53,16 @@ class Checkpoints:
             keep_checkpoints_without_metrics=False,
         )
         self._checkpointer = ocp.training.Checkpointer(
-            self._folder / "steps",
+            self.folder / "steps",
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
             cleanup_tmp_directories=True,
         )
         self._losses: list[tuple[jax.Array, jax.Array]] = []
-        described = self._folder / "config.json"
+        described = self.folder / "config.json"
         if described.exists() and self._checkpointer.latest is not None:
             before = json.loads(described.read_text(encoding="utf-8"))
-            refuse_changed_config(self._folder, before, config)
+            refuse_changed_config(self.folder, before, config)
         if jax.process_index() == 0 and remote:
             described.write_text(json.dumps(config))
         elif jax.process_index() == 0:
@@ -79,7 +80,7 @@ class Checkpoints:
         found = sorted(self._checkpointer.checkpoints, key=lambda each: each.step, reverse=True)
         shapes = jax.tree.map(_abstract, {"state": state, "bits": sum_bits(state)})
         for checkpoint in found:
-            saved, problem = self._load(checkpoint, shapes)
+            saved, problem = _load_whole(self._checkpointer, checkpoint, shapes)
             if not problem:
                 logger.info("Continuing from the checkpoint of step %d.", checkpoint.step)
                 return saved["state"]
@@ -91,44 +92,85 @@ class Checkpoints:
                 self._checkpointer.delete(checkpoint)
         if found:
             raise OrqaError(
-                f"All checkpoints in {self._folder} are damaged; delete that folder to begin again."
+                f"All checkpoints in {self.folder} are damaged; delete that folder to begin again."
             )
         return state
-
-    def _load(self, checkpoint: Any, shapes: Any) -> tuple[Any, str]:
-        """What a checkpoint holds, and what is wrong with it; "" where nothing is."""
-        with warnings.catch_warnings():
-            # A load that fails leaves coroutines of Orbax behind, which complain once collected.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            try:
-                saved = self._checkpointer.load(checkpoint, shapes)
-                if np.array_equal(sum_bits(saved["state"]), saved["bits"]):
-                    return saved, ""
-                problem = "it does not hold the numbers that were saved"
-            except Exception as error:
-                problem = _root_cause(error)
-            gc.collect()
-        return None, problem
 
     def add_loss(self, loss: tuple[jax.Array, jax.Array]) -> None:
         """Takes the loss of a step, as (sum, count), for the choice of the best checkpoint."""
         self._losses.append(loss)
 
-    def save(self, step: int, state: TrainState) -> None:
+    def save(self, step: int, state: TrainState) -> bool:
         """Starts saving ``state``; the copy off the devices is done when this returns.
 
         The best checkpoint is that of the lowest mean loss over the steps since the one before.
+
+        Returns:
+          False where the state or a loss is NaN or infinite: then nothing is saved.
         """
         pairs = np.array(jax.device_get(self._losses), np.float64).reshape(-1, 2)
         self._losses = []
+        if not (np.isfinite(pairs).all() and _is_finite(state)):
+            return False
         loss = pairs[:, 0].sum() / max(pairs[:, 1].sum(), 1.0)
-        metrics = {"loss": float(loss)} if len(pairs) and np.isfinite(loss) else None
+        metrics = {"loss": float(loss)} if len(pairs) else None
         saved = {"state": state, "bits": sum_bits(state)}
         self._checkpointer.save_async(step, saved, metrics=metrics)
+        return True
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint."""
+        newest = self._checkpointer.latest
+        return None if newest is None else int(newest.step)
 
     def close(self) -> None:
         """Waits until everything is on disk."""
         self._checkpointer.close()
+
+
+def check_checkpoints(folder: Path) -> dict[int, str]:
+    """What is wrong with each checkpoint of a run, by its step; "" where nothing is.
+
+    They are read as they lie, on one device, whatever devices and code wrote them.
+    """
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    problems = {}
+    # Orbax logs as an error, as what it is not, that other devices wrote them.
+    logging.disable(logging.ERROR)
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.NOTSET)
+        checkpointer = ocp.training.Checkpointer(folder.resolve() / "steps")
+        stack.callback(checkpointer.close)
+        for checkpoint in checkpointer.checkpoints:
+            path = folder.resolve() / "steps" / str(checkpoint.step)
+            try:
+                shapes = jax.tree.map(
+                    lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here),
+                    ocp.checkpointables_metadata(path).metadata["state"],
+                )
+            except Exception as error:  # whatever the damage does to Orbax
+                problems[checkpoint.step] = _root_cause(error)
+                continue
+            problems[checkpoint.step] = _load_whole(checkpointer, checkpoint, shapes)[1]
+    return problems
+
+
+def _load_whole(checkpointer: Any, checkpoint: Any, shapes: Any) -> tuple[Any, str]:
+    """What a checkpoint holds, and what is wrong with it; "" where nothing is."""
+    with warnings.catch_warnings():
+        # A load that fails leaves coroutines of Orbax behind, which complain once collected.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            saved = checkpointer.load(checkpoint, shapes)
+            # Without the classes of a state, its arrays come in another order.
+            if np.array_equal(np.sort(sum_bits(saved["state"])), np.sort(saved["bits"])):
+                return saved, ""
+            problem = "it does not hold the numbers that were saved"
+        except Exception as error:
+            problem = _root_cause(error)
+        gc.collect()
+    return None, problem
 
 
 @jax.jit
@@ -139,6 +181,13 @@ def sum_bits(tree: Any) -> jax.Array:
     """
     words = [jax.lax.bitcast_convert_type(array, jnp.uint32) for array in jax.tree.leaves(tree)]
     return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in words])
+
+
+@jax.jit
+def _is_finite(tree: Any) -> jax.Array:
+    """Whether no number of ``tree`` is NaN or infinite."""
+    numbers = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in numbers]))
 
 
 def _root_cause(error: BaseException) -> str:
@@ -185,20 +234,27 @@ def save_model(
     """Writes a model folder; nothing that looks like one is there before it is complete.
 
     Of several processes the first one writes, and all return when it has.
+
+    Raises:
+      OrqaError: A parameter is NaN or infinite.
     """
+    params = jax.device_get(params)
+    if not all(np.isfinite(array).all() for array in jax.tree.leaves(params)):
+        raise OrqaError(
+            f"Parameters for {folder} are NaN or infinite, so what is there stays; train again "
+            "with a lower learning_rate, in another output folder."
+        )
     if jax.process_index() == 0:
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        params = jax.device_get(params)
         save_params(partial / "weights.safetensors", params)
         tokenizer.save(partial / "tokenizer")
         about = {"schema": MODEL_SCHEMA, "kind": kind}
         about["tokenizer_fingerprint"] = tokenizer.fingerprint
         about["weights_fingerprint"] = fingerprint_params(params)
-        write_json(partial / "model.json", about | description)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        write_manifest(partial, about | description, name="model.json")
+        replace_folder(partial, folder)
     multihost_utils.sync_global_devices(f"{folder} is written")
 
 
@@ -214,7 +270,7 @@ def describe_model(folder: Path, *, kind: str) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         schema, found = about["schema"], about["kind"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OrqaError(f"{path} is not a model description; train the model again.") from error
     if schema != MODEL_SCHEMA or found != kind:
         raise OrqaError(

@@ -25,6 +25,7 @@ from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict, t
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import load_model
+from orqa_jax.train.exclusive import hold_together
 from orqa_jax.train.inputs import block_inputs
 from orqa_jax.train.mesh import make_mesh, place_batch
 from orqa_jax.train.state import Params
@@ -136,23 +137,24 @@ def encode_store(
       SystemExit: After a SIGTERM, with the same saved and status 0.
       OrqaError: A vector is not finite, the disk is full, or the search is not installed.
     """
-    writer = open_writer(store, encoder, out)
-    if writer is not None:
-        before_MP = _of_first_blocks(out, store, encoder.weights_fingerprint)
-        before = sum(len(blocks) for blocks in writer.pending)
-        rounds = 0
-        with (
-            stop_request() as stop,
-            contextlib.closing(write_vectors(writer, store, encoder, before_MP)) as writing,
-        ):
-            for round_ends in writing:
-                rounds += round_ends
-                # Several processes can agree on a round of chunks, but not on a batch.
-                if (round_ends or jax.process_count() == 1) and stop.reached(rounds):
-                    break
-        done = before - sum(len(blocks) for blocks in writer.pending)
-        stop.leave(f"the vectors of {done} blocks of this run are kept")
-    return finish_embeddings(writer, store, encoder, out, search)
+    with hold_together(out):
+        writer = open_writer(store, encoder, out)
+        if writer is not None:
+            before_MP = _of_first_blocks(out, store, encoder.weights_fingerprint)
+            before = sum(len(blocks) for blocks in writer.pending)
+            rounds = 0
+            with (
+                stop_request() as stop,
+                contextlib.closing(write_vectors(writer, store, encoder, before_MP)) as writing,
+            ):
+                for round_ends in writing:
+                    rounds += round_ends
+                    # Several processes can agree on a round of chunks, but not on a batch.
+                    if (round_ends or jax.process_count() == 1) and stop.reached(rounds):
+                        break
+            done = before - sum(len(blocks) for blocks in writer.pending)
+            stop.leave(f"the vectors of {done} blocks of this run are kept")
+        return finish_embeddings(writer, store, encoder, out, search)
 
 
 def open_writer(store: BlockStore, encoder: BlockEncoder, out: Path) -> EmbeddingWriter | None:

@@ -45,6 +45,7 @@ from orqa_jax.models.retriever import (
 )
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.qa.examples import Example, load_examples
+from orqa_jax.storage import recover_folder
 from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import (
@@ -55,6 +56,7 @@ from orqa_jax.train.checkpoint import (
 )
 from orqa_jax.train.config import check_at_least, check_ranges
 from orqa_jax.train.encode import BlockEncoder, block_encoder
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.inputs import Inputs, batch_iterator
 from orqa_jax.train.loop import as_it_is, run_steps
 from orqa_jax.train.mesh import (
@@ -585,6 +587,7 @@ def make_keeper(
       save: Writes parameters, and what was found out about them, to that folder.
     """
     most = -1.0
+    recover_folder(best)
     if (best / "model.json").exists():  # a run that continues
         most = describe_model(best, kind=MODEL_KIND)["dev_exact_match"]
 
@@ -736,6 +739,7 @@ def open_index(
     return open_search(folder, vectors_NP, config.search, **fingerprints, mesh=mesh), vectors_NP
 
 
+@alone_in_out
 def finetune(config: FinetuneConfig) -> Path:
     """Runs fine-tuning, or continues an interrupted run; returns the folder of the model.
 

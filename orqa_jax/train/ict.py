@@ -31,6 +31,7 @@ from orqa_jax.train import inputs
 from orqa_jax.train.checkpoint import is_finished, save_model
 from orqa_jax.train.chunks import in_chunks
 from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.loop import Observe, nothing_more, run_steps
 from orqa_jax.train.mesh import (
     check_batch_size,
@@ -468,6 +469,7 @@ def make_step(
     return jit_step(step, mesh, shardings)
 
 
+@alone_in_out
 def pretrain(config: ICTConfig) -> Path:
     """Runs pre-training, or continues an interrupted run; returns the folder of the model.
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.train.checkpoint import Checkpoints
 from orqa_jax.train.inputs import timed
 from orqa_jax.train.mesh import place_batch
@@ -79,7 +81,8 @@ def run_steps(
     Raises:
       KeyboardInterrupt: After a SIGINT, with the state saved.
       SystemExit: After a SIGTERM, with the state saved and status 0.
-      OrqaError: A checkpoint is of other settings.
+      OrqaError: A checkpoint is of other settings; or a loss, or what was to be saved, is NaN or
+        infinite, and the checkpoints are those of before.
     """
     saved = Checkpoints(checkpoints or out / "checkpoints", config=described)
     state = saved.restore(state)
@@ -92,6 +95,8 @@ def run_steps(
         every=log_every,
         batch_size=batch_size,
     )
+    # A loss is read one step late, so the batch of the step before is kept too.
+    recent: dict[int, Any] = {}
     costs = StepCosts(name, mesh, batch_size, trace or step_function.trace)
     order = profiled(timed(batches_from(first_step)), profile)
     with stop_request() as stop:
@@ -105,10 +110,33 @@ def run_steps(
                 state, metrics = step_function(state, placed, key)
                 saved.add_loss(metrics["loss"])
                 log.add(step, metrics | observe(step, state, log))
+                recent = {step - 1: recent.get(step - 1), step: batch}
                 stopping = stop.reached(step)
-                if step % checkpoint_every == 0 or step == total or stopping:
-                    saved.save(step, state)
+                saving = step % checkpoint_every == 0 or step == total or stopping
+                diverged = log.diverged
+                if diverged is None and saving and not saved.save(step, state):
+                    diverged = step
+                if diverged is not None:
+                    raise _diverged(out, diverged, recent[diverged], saved)
                 if stopping:
                     break
         stop.leave(f"step {int(state.step)} is saved")
     return state
+
+
+def _diverged(out: Path, step: int, batch: Any, saved: Checkpoints) -> OrqaError:
+    """Keeps the rows of the batch that this process had, and says what is left."""
+    path = out / f"diverged-{step}-{jax.process_index()}.npz"
+    arrays: dict[str, Any] = {
+        jax.tree_util.keystr(key): np.asarray(array)
+        for key, array in jax.tree_util.tree_flatten_with_path(batch)[0]
+    }
+    np.savez(path, **arrays)
+    kept = "no state was saved before"
+    if saved.latest is not None:
+        kept = f"the state of step {saved.latest} is kept in {saved.folder}"
+    return OrqaError(
+        f"The loss or the parameters became NaN or infinite in step {step}; {kept}, the batch in "
+        f"{path}. The same settings would do so again: lower learning_rate or raise the warm-up, "
+        "with another output folder."
+    )

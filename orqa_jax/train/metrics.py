@@ -62,7 +62,9 @@ class MetricsLog:
         self._path = path
         self._every = every
         self._batch_size = batch_size
-        self._pending: Metrics | None = None
+        # The first step whose loss was NaN or infinite; known once the loss has been read.
+        self.diverged: int | None = None
+        self._pending: tuple[int, Metrics] | None = None
         self._sums: dict[str, np.ndarray] = {}
         self._seconds: dict[str, float] = {}
         self._steps_since_line = 0
@@ -88,7 +90,7 @@ class MetricsLog:
     def add(self, step: int, metrics: Metrics) -> None:
         """Takes the device metrics of ``step`` (counted from 1) and reads those of the last one."""
         self._read_pending()
-        self._pending = metrics
+        self._pending = (step, metrics)
         self._steps_since_line += 1
         self._bar.update(1)
         if step % self._every == 0 or step == self._total:
@@ -107,7 +109,10 @@ class MetricsLog:
     def _read_pending(self) -> None:
         if self._pending is None:
             return
-        for key, pair in jax.device_get(self._pending).items():
+        step, metrics = self._pending
+        for key, pair in jax.device_get(metrics).items():
+            if key == "loss" and self.diverged is None and not np.isfinite(pair).all():
+                self.diverged = step
             self._sums[key] = self._sums.get(key, np.zeros(2)) + np.asarray(pair, np.float64)
         self._pending = None
 

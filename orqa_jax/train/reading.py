@@ -30,6 +30,7 @@ from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import ict
 from orqa_jax.train.checkpoint import is_finished, load_model, save_model
 from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.finetune import (
     MODEL_KIND,
     fingerprint_examples,
@@ -255,6 +256,7 @@ def train_step(
 # --- The whole run --------------------------------------------------------------------------------
 
 
+@alone_in_out
 def train_reader(config: ReadConfig) -> Path:
     """Trains a reader, or continues an interrupted run; returns the folder of the model.
 

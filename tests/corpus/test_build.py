@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from orqa_jax.corpus import build
 from orqa_jax.corpus.build import append_to_corpus, build_corpus
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
+from orqa_jax.locks import hold
 from orqa_jax.text.wordpiece import WordPiece
 
 TOKENIZER = WordPiece.from_vocab(
@@ -170,13 +170,11 @@ def test_a_defect_late_in_the_file_leaves_nothing(tmp_path, monkeypatch, workers
 
 
 def test_two_builds_of_one_folder(source, tmp_path):
-    partial = tmp_path / "out.partial"
-    partial.mkdir()
-    lock = os.open(partial, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(OrqaError, match=r"Another build is writing to .*out.partial"):
+    with (
+        hold(tmp_path / "out"),
+        pytest.raises(OrqaError, match=rf"out is being written by process {os.getpid()} on "),
+    ):
         build_corpus([source], tmp_path / "out", TOKENIZER, workers=1)
-    os.close(lock)
     build_corpus([source], tmp_path / "out", TOKENIZER, workers=1)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orqa_jax.errors import OrqaError
 from orqa_jax.train.loop import run_steps
 from orqa_jax.train.mesh import make_mesh, tree_shardings
 from orqa_jax.train.metrics import mean_of, read_metrics
@@ -21,7 +22,7 @@ def step(state, batch, key):
     return TrainState(state.step + 1, {"total": total}, state.optimizer_state), {"loss": loss}
 
 
-def run(out, total, *, stop_at=None, asked=None, **settings):
+def run(out, total, *, stop_at=None, asked=None, step_function=step, **settings):
     def batches_from(first):
         if asked is not None:
             asked.append(first)
@@ -36,7 +37,7 @@ def run(out, total, *, stop_at=None, asked=None, **settings):
     return run_steps(
         "toy",
         state,
-        step,
+        step_function,
         batches_from,
         KEY,
         mesh=mesh,
@@ -99,3 +100,39 @@ def test_what_is_observed_stands_in_the_metrics(tmp_path):
     assert all(line["search_share"] == 0.0 for line in lines)
     assert (tmp_path / "elsewhere" / "steps").is_dir()
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("bad_step", "number", "kept"),
+    [
+        (5, np.nan, "the state of step 4 is kept in"),
+        (6, np.inf, "the state of step 4 is kept in"),  # the step after which is saved
+        (2, -np.inf, "no state was saved before"),
+    ],
+)
+def test_a_training_that_diverges_stops_with_the_last_good_state(tmp_path, bad_step, number, kept):
+    def poisoned(state, batch, key):
+        value = jnp.where(state.step + 1 == bad_step, number, batch["value"])
+        return step(state, batch | {"value": value}, key)
+
+    with pytest.raises(OrqaError, match=rf"infinite in step {bad_step}; {kept}") as raised:
+        run(tmp_path, 8, step_function=jax.jit(poisoned))
+    path = tmp_path / f"diverged-{bad_step}-0.npz"
+    assert f"the batch in {path}" in str(raised.value)
+    np.testing.assert_array_equal(np.load(path)["['value']"], np.full(8, bad_step - 1, np.float32))
+    saved = [int(p.name) for p in (tmp_path / "checkpoints/steps").iterdir() if p.name.isdigit()]
+    assert saved == ([2, 4] if bad_step > 4 else [])
+    # What is kept is good: the same training without the poison goes on from it to the end.
+    state = run(tmp_path, 8)
+    assert float(state.params["total"]) == 8 * 28
+
+
+def test_a_state_that_overflows_under_a_finite_loss_is_not_saved(tmp_path):
+    def overflowing(state, batch, key):
+        state, metrics = step(state, batch, key)
+        params = {"total": jnp.where(state.step == 4, jnp.inf, state.params["total"])}
+        return dataclasses.replace(state, params=params), metrics
+
+    with pytest.raises(OrqaError, match=r"infinite in step 4; the state of step 2 is kept"):
+        run(tmp_path, 8, step_function=jax.jit(overflowing))
+    assert float(run(tmp_path, 8).params["total"]) == 8 * 28

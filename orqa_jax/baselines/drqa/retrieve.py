@@ -24,8 +24,10 @@ from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import NAME, read_manifest, write_json
+from orqa_jax.index.manifest import read_manifest, write_manifest
 from orqa_jax.index.protocol import Found, clip_k, top_k
+from orqa_jax.locks import hold
+from orqa_jax.storage import replace_folder
 from orqa_jax.text.match import match_tokens
 
 log = logging.getLogger(__name__)
@@ -84,16 +86,16 @@ class TfIdfIndex:
         frequencies = np.diff(weights_TD.indptr)
         weights_TD.data *= np.repeat(_idf(frequencies, count), frequencies)
 
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         parts = (bins_T, weights_TD.indptr, weights_TD.indices, weights_TD.data, first_blocks)
-        for name, array in zip(_ARRAYS, parts, strict=True):
-            np.save(partial / f"{name}.npy", array)
         manifest = {"schema": SCHEMA, "corpus_fingerprint": store.fingerprint, "articles": count}
-        write_json(partial / NAME, manifest)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        partial = folder.with_name(folder.name + ".partial")
+        with hold(folder):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for name, array in zip(_ARRAYS, parts, strict=True):
+                np.save(partial / f"{name}.npy", array)
+            write_manifest(partial, manifest)
+            replace_folder(partial, folder)
         log.info("%s: %d articles, %d bins of n-grams", folder, count, len(bins_T))
         return cls.open(folder, corpus_fingerprint=store.fingerprint)
 

@@ -26,11 +26,13 @@ from orqa_jax.baselines.drqa.examples import ReadingExample, load_reading
 from orqa_jax.baselines.drqa.reader import DrqaReader, DrqaReaderConfig, span_loss
 from orqa_jax.baselines.drqa.tokens import load_tagger, tokenize
 from orqa_jax.errors import OrqaError
-from orqa_jax.index.manifest import write_json
+from orqa_jax.index.manifest import write_manifest
 from orqa_jax.models.weights import fingerprint_params, load_params, save_params
+from orqa_jax.storage import replace_folder
 from orqa_jax.text.word_vectors import WordVectors, load_word_vectors
 from orqa_jax.train.checkpoint import MODEL_SCHEMA, describe_model, is_finished
 from orqa_jax.train.config import check_at_least, check_ranges
+from orqa_jax.train.exclusive import alone_in_out
 from orqa_jax.train.loop import run_steps
 from orqa_jax.train.mesh import make_mesh
 from orqa_jax.train.metrics import Metrics, mean_of
@@ -185,6 +187,7 @@ def train_step(
 # --- The whole run --------------------------------------------------------------------------------
 
 
+@alone_in_out
 def train_reader(config: DrqaTrainConfig) -> Path:
     """Trains a reader, or continues an interrupted training; returns the folder of the reader.
 
@@ -299,9 +302,8 @@ def save_reader(
         "exact_match": encoder.exact_match,
         "config": described,
     }
-    write_json(partial / "model.json", about)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    write_manifest(partial, about, name="model.json")
+    replace_folder(partial, folder)
 
 
 def load_reader(folder: Path, vectors: WordVectors) -> ReaderFolder:
