@@ -27,9 +27,7 @@ def cells_of(notebook: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "notebook",
     [
-        pytest.param(
-            path, id=path.stem, marks=[] if path.stem in SHORT else [pytest.mark.slow]
-        )
+        pytest.param(path, id=path.stem, marks=[] if path.stem in SHORT else [pytest.mark.slow])
         for path in NOTEBOOKS
     ],
 )
