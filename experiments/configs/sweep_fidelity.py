@@ -33,10 +33,10 @@ def get_config() -> ConfigDict:
             "seeds": [0],
             "ict": {
                 **{key: modern[key] for key in keys if key in modern},
-                "steps": 100,
+                "steps": 40,
                 "batch_size": 32,
                 "learning_rate": 1e-4,
-                "warmup_steps": 10,
+                "warmup_steps": 4,
                 "question_length": 32,
                 "block_length": 112,
                 "dropout": 0.0,
