@@ -4,7 +4,9 @@ Each subcommand is a thin wrapper around one function of the package, imported o
 """
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -812,6 +814,10 @@ def typed_questions(history: Path | None) -> Iterator[str]:
         except OSError as error:
             print(f"No history of questions: {history}: {error.strerror}.", file=sys.stderr)
             history = None
+    # What macOS has in the place of readline can only write all of it.
+    append = getattr(readline, "append_history_file", None)
+    save = readline.write_history_file if append is None else functools.partial(append, 1)
+    print("Type a question; Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
             question = input("? ").strip()
@@ -821,7 +827,8 @@ def typed_questions(history: Path | None) -> Iterator[str]:
         if not question:
             continue
         if history is not None:
-            readline.append_history_file(1, history)
+            with contextlib.suppress(OSError):  # a full disk is no reason not to answer
+                save(history)
         yield question
 
 

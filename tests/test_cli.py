@@ -284,6 +284,8 @@ def test_what_makes_files_tells_how_many(capsys, tmp_path):
     (told,) = printed_json(capsys, "data", "curated_trec", trec, "--out", out)
     assert told == {"out": str(out), "questions": 1}
 
+
+def test_mine_tells_how_many_pairs(capsys, tmp_path):
     mined = tmp_path / "mined.jsonl"
     (told,) = printed_json(
         capsys, "mine", "--run", indexed_run(), world().questions, "--out", mined
