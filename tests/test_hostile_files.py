@@ -22,6 +22,7 @@ import pytest
 
 from orqa_jax.corpus.markup import html_to_text, markdown_title
 from orqa_jax.corpus.readers import read_documents
+from orqa_jax.corpus.release import read_tfrecords
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.predictions import read_predictions
@@ -331,3 +332,14 @@ def test_a_manifest_of_many_levels(tmp_path):
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(OrqaError, match="build the corpus again"):
         BlockStore(tmp_path)
+
+
+def test_a_small_file_takes_little_memory_to_read(tmp_path):
+    """Found by benchmarks/fuzz.py: room for the largest file was taken before reading any."""
+    path = tmp_path / "small.json"
+    path.write_text("[1, 2]")
+    assert read_in_bounds("json", path, room=100 << 20) == "read 2\n"
+    records = tmp_path / "blocks.tfr"
+    records.write_bytes(struct.pack("<Q", 1 << 29) + b"crc_" + b"short")
+    with pytest.raises(OrqaError, match="ends within record 1"):
+        list(read_tfrecords(records))
