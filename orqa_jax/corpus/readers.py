@@ -29,7 +29,7 @@ from orqa_jax.corpus.markup import html_to_text, markdown_title, unwrap
 from orqa_jax.corpus.wikitext import is_disambiguation, wikitext_to_text
 from orqa_jax.errors import OrqaError
 from orqa_jax.text.html import unescape
-from orqa_jax.text.jsonl import DAMAGE, limited_lines, record_id
+from orqa_jax.text.jsonl import DAMAGE, limited_lines, read_limited, record_id
 
 logger = logging.getLogger(__name__)
 
@@ -392,15 +392,8 @@ def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -
 
 
 def _read_prose(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
-    body = _decode(_read_whole(file, stream, _LARGEST_PAGE), str(file.path))
+    body = _decode(read_limited(file.path, stream, _LARGEST_PAGE), str(file.path))
     yield Page(file.name, Path(_plain_name(file.path)).stem, body, markup=file.kind)
-
-
-def _read_whole(file: SourceFile, stream: IO[bytes], most: int) -> bytes:
-    content = stream.read(most + 1)
-    if len(content) > most:
-        raise OrqaError(f"{file.path} is a document of more than {most:,} bytes; divide it.")
-    return content
 
 
 def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
@@ -416,7 +409,7 @@ def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
         ) from error
     try:
         with _only_errors_of("pypdf"):
-            reader = pypdf.PdfReader(io.BytesIO(_read_whole(file, stream, _LARGEST_PDF)))
+            reader = pypdf.PdfReader(io.BytesIO(read_limited(file.path, stream, _LARGEST_PDF)))
             if reader.is_encrypted and not reader.decrypt(""):
                 raise OrqaError(f"{file.path} is locked by a password; save it without one.")
             body = "\n\n".join(page.extract_text() for page in reader.pages)

@@ -136,7 +136,10 @@ def read_tfrecords(path: Path) -> Iterator[bytes]:
                     raise OrqaError(
                         f"{path} is no TFRecord file, or damaged at record {number}; copy it again."
                     )
-                content = file.read(length + 4)
+                # Asked for more than there is, Python takes the memory for it first.
+                content = b""
+                if length + 4 <= path.stat().st_size - file.tell():
+                    content = file.read(length + 4)
                 if len(content) != length + 4:
                     raise OrqaError(f"{path} ends within record {number}; copy it again.")
                 yield content[:-4]

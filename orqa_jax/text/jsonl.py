@@ -56,6 +56,21 @@ def limited_lines(path: str | os.PathLike[str], file: Any) -> Iterator[bytes]:
         yield line
 
 
+def read_limited(path: str | os.PathLike[str], file: Any, most: int) -> bytes:
+    """All that is left of a file of bytes, in memory for what there is and not for the most.
+
+    Raises:
+        OrqaError: that is more than `most` bytes.
+    """
+    parts, size = [], 0
+    while part := file.read(1 << 20):
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise OrqaError(f"{path} is a document of more than {most:,} bytes; divide it.")
+    return b"".join(parts)
+
+
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields ("file:line", object) for each line that is not blank.
 
@@ -91,11 +106,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     try:
         with open_bytes(path) as file:
-            content: bytes = file.read(_LARGEST_JSON + 1)
+            content = read_limited(path, file, _LARGEST_JSON)
     except DAMAGE as error:
         raise OrqaError(f"{path} cannot be read ({error}); check the path and the file.") from error
-    if len(content) > _LARGEST_JSON:
-        raise OrqaError(f"{path} holds more than {_LARGEST_JSON >> 30} GiB of JSON; divide it.")
     try:
         return _parse_json(content.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:

@@ -31,7 +31,7 @@ def hold_together(folder: Path) -> Iterator[None]:
             except OrqaError as error:
                 refused = error
         if jax.process_count() > 1:
-            told = multihost_utils.broadcast_one_to_all(np.array(refused is not None))
+            told = multihost_utils.broadcast_one_to_all(np.int32(refused is not None))
             if told and refused is None:
                 refused = OrqaError(
                     f"{folder} is being written by another run; the first process says by which."

@@ -5,6 +5,7 @@ import resource
 import numpy as np
 import pytest
 
+from orqa_jax.checksums import describe_files
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.embeddings import EmbeddingWriter, open_embeddings
 
@@ -47,7 +48,9 @@ def test_chunks_written_in_any_order_are_the_vectors(tmp_path):
         "embeddings.npy",
         "manifest.json",
     ]
-    assert json.loads((tmp_path / "new" / "folder" / "manifest.json").read_text()) == {
+    folder = tmp_path / "new" / "folder"
+    assert json.loads((folder / "manifest.json").read_text()) == {
+        "files": describe_files(folder, ["embeddings.npy"]),
         "schema": 1,
         "corpus_fingerprint": CORPUS,
         "weights_fingerprint": WEIGHTS,
