@@ -1,8 +1,8 @@
-"""Makes the golden files of BERT's and ORQA's releases with real TensorFlow.
+"""Makes the golden files of BERT's, ORQA's and REALM's releases with real TensorFlow.
 
-A BERT, an ICT module with its block embeddings, a fine-tuned ORQA, and a corpus in three TFRecord
-files. Variables have the names of the releases of 2018 and 2019, and TensorFlow's own Saver writes
-them; beside them stands what encoder, retriever and reader compute.
+A BERT, an ICT module with its block embeddings, a fine-tuned ORQA, REALM's embedder, and a corpus
+in three TFRecord files. Variables have the names of the releases of 2018 to 2020, and TensorFlow's
+own Saver writes them; beside them stands what encoder, retriever and reader compute.
 
 In an environment of its own (TensorFlow 2.20 and nothing of ours):
 
@@ -46,6 +46,7 @@ def main() -> None:
     write_corpus(out / "corpus")
     write_ict(out / "ict")
     write_orqa(out / "release")
+    write_embedder(out / "realm_embedder")
 
 
 def variables_of(random: np.random.RandomState) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -112,12 +113,12 @@ def inputs_of(random: np.random.RandomState) -> dict[str, np.ndarray]:
     }
 
 
-def retriever(variable, prefix, inputs):
+def retriever(variable, prefix, inputs, norm_name="layer_normalization", eps=1e-3):
     """Vectors; GELU is approximated, as by BERT's code when ORQA was released."""
     gelu = partial(tf.nn.gelu, approximate=True)
     _, pooled = bert(variable, f"{prefix}module/bert", **inputs, gelu=gelu)
     projected = dense(variable, f"{prefix}dense", pooled, SIZES["hidden"], SIZES["projection"])
-    return norm(variable, f"{prefix}layer_normalization", projected, SIZES["projection"], 1e-3)
+    return norm(variable, f"{prefix}{norm_name}", projected, SIZES["projection"], eps)
 
 
 def save(prefix: Path, variables: Any, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -201,6 +202,17 @@ def write_orqa(out: Path) -> None:
     outputs = {"vectors": vectors, "span_logits": logits, **kept}
     found = save(out / "model.ckpt", [*made.values(), step, slot], outputs)
     np.savez_compressed(out / "golden.npz", **inputs, first=first, last=last, **found)
+
+
+def write_embedder(out: Path) -> None:
+    """REALM's: its LayerNorm is that of BERT's code, by another name and with another epsilon."""
+    tf1.reset_default_graph()
+    random = np.random.RandomState(23)
+    variable, made = variables_of(random)
+    inputs = inputs_of(random)
+    vectors = retriever(variable, "module/", inputs, "LayerNorm", 1e-12)
+    found = save(out / "variables" / "variables", made.values(), {"vectors": vectors})
+    np.savez_compressed(out / "golden.npz", **inputs, **found)
 
 
 def write_bert(out: Path) -> None:
