@@ -4,10 +4,9 @@ A process may write files of so many bytes only (RLIMIT_FSIZE: write() fails, as
 writes to a small file system of its own, or has lost the rights of root.
 """
 
-import ctypes
 import dataclasses
+import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,9 +21,19 @@ from orqa_jax.errors import explain_refusal
 from orqa_jax.train.checkpoint import describe_model
 
 ROOT = Path(__file__).parent.parent
-ORQA = [sys.executable, "-c", "import sys; from orqa_jax.cli import main; sys.exit(main())"]
-# Linux: of prctl, and the two capabilities by which root may write and read anywhere.
-DROP_CAPABILITY, ANYWHERE = 24, (1, 2)
+ORQA = "import sys; from orqa_jax.cli import main; sys.exit(main())"
+# Sets limits and becomes the command; jax's threads in this process would be in the way of a fork.
+LIMITED = """
+import ctypes, json, os, resource, sys
+file_bytes, memory, capabilities = json.loads(sys.argv[1])
+for kind, value in ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_AS, memory)):
+    if value is not None:
+        resource.setrlimit(kind, (value, value))
+for capability in capabilities:
+    ctypes.CDLL(None).prctl(24, capability)  # Linux's PR_CAPBSET_DROP
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[2:]])
+"""
+ANYWHERE = (1, 2)  # capabilities by which root may write and read anywhere
 
 
 def run_orqa(
@@ -36,27 +45,16 @@ def run_orqa(
 ) -> tuple[int, str]:
     """Runs a command as a process of its own; returns its exit status and what it complained of."""
 
-    def limit() -> None:
-        for kind, value in (
-            (resource.RLIMIT_FSIZE, file_bytes),
-            (resource.RLIMIT_AS, memory),
-        ):
-            if value is not None:
-                resource.setrlimit(kind, (value, value))
-        if powerless:
-            for capability in ANYWHERE:
-                ctypes.CDLL(None).prctl(DROP_CAPABILITY, capability)
-
+    limits = json.dumps([file_bytes, memory, ANYWHERE if powerless else []])
     more = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     # A cache of programs would be cut short too.
     more["JAX_ENABLE_COMPILATION_CACHE"] = "false" if file_bytes or memory else "true"
     done = subprocess.run(
-        [*ORQA, *map(str, arguments)],
+        [sys.executable, "-c", LIMITED, limits, ORQA, *map(str, arguments)],
         env=os.environ | more | (environment or {}),
         capture_output=True,
         text=True,
         timeout=280,
-        preexec_fn=limit,
     )
     return done.returncode, done.stderr
 

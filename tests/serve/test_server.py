@@ -22,6 +22,7 @@ from tiny_world import documents, trained_run, world
 
 from orqa_jax.errors import OrqaError
 from orqa_jax.index.bm25 import BM25Index
+from orqa_jax.models.weights import fingerprint_params, save_params
 from orqa_jax.predict import chosen_system, load_answerer
 from orqa_jax.serve.config import ServeConfig
 from orqa_jax.serve.server import serve
@@ -482,6 +483,17 @@ def changed_run(folder, change):
     return folder
 
 
+def run_of_nan(folder):
+    """A copy of the run with a reader that no training would have saved."""
+    model = changed_run(folder, lambda params: params) / "finetune" / "model"
+    about, params, _ = load_model(model, kind="question answerer")
+    params["reader"] = scaled(params["reader"], np.nan)
+    save_params(model / "weights.safetensors", params)
+    about["weights_fingerprint"] = fingerprint_params(params)
+    (model / "model.json").write_text(json.dumps(about))
+    return folder
+
+
 def scaled(params, factor):
     import jax
 
@@ -494,7 +506,7 @@ def newer_runs(tmp_path):
     runs = {
         "old": changed_run(tmp_path / "old", lambda params: params),
         "new": changed_run(tmp_path / "new", lambda params: scaled(params, -1.5)),
-        "nan": changed_run(tmp_path / "nan", lambda params: scaled(params, np.nan)),
+        "nan": run_of_nan(tmp_path / "nan"),
         "damaged": changed_run(tmp_path / "damaged", lambda params: scaled(params, 2)),
     }
     weights = runs["damaged"] / "finetune" / "model" / "weights.safetensors"
