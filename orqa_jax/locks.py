@@ -63,8 +63,7 @@ def _lock_file(lock: Path) -> int:
                     raise
                 logger.warning("%s: this file system has no locks, so keep others away.", lock)
             # The one before may have removed the file between our opening and our locking it.
-            if lock.exists() and os.path.sameopenfile(opened, again := os.open(lock, os.O_RDONLY)):
-                os.close(again)
+            if _is_at(lock, opened):
                 about = {
                     "pid": os.getpid(),
                     "host": socket.gethostname(),
@@ -78,6 +77,13 @@ def _lock_file(lock: Path) -> int:
             os.close(opened)
             raise
         os.close(opened)
+
+
+def _is_at(path: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 def _holder(lock: Path) -> str:
