@@ -480,6 +480,7 @@ def _add_exchange_commands(command: _Command) -> None:
 
     check = command("check", _check, "verify that a run is whole and its parts belong together")
     check.add_argument("folder", type=Path, metavar="DIR", help="folder with anything orqa wrote")
+    _add_json(check, "an object for each artefact")
 
     copy = command("copy", _copy, "copy a file or folder from or to an object store")
     copy.add_argument("source", help="path, or a URL such as gs://bucket/run/corpus")
@@ -1002,7 +1003,10 @@ def _check(options: argparse.Namespace) -> None:
 
     bad = count = 0
     for finding in check_folder(options.folder):
-        print(finding, flush=True)
+        if options.json:
+            _print_json(dataclasses.asdict(finding))
+        else:
+            print(finding, flush=True)
         bad += finding.status == "bad"
         count += finding.status != "unfinished"
     if bad:

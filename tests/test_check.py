@@ -63,6 +63,17 @@ def test_a_whole_run(run, capsys):
     assert f"corpus of {len(world().store)} blocks in 1 files." in kinds["corpus"]
 
 
+def test_findings_as_json(run, capsys):
+    flip(run / "bm25" / "data.csc.index.npy")
+    assert main(["check", str(run), "--json"]) == 2
+    found = {line["path"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert {path: line["status"] for path, line in found.items()} == {
+        path: "bad" if path == "bm25" else "ok"
+        for path in ("corpus", "index", "index/int8", "bm25", "ict/model", "held_out.jsonl")
+    }
+    assert "has the checksum" in found["bm25"]["text"]
+
+
 def test_one_flipped_bit_is_found_wherever_it_is(run):
     """In every file that belongs to an artefact; but for a manifest's own, which may read on."""
     files = [

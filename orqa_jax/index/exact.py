@@ -206,7 +206,7 @@ class ExactIndex:
             scaled_BP = question_BP * self._compressed.scale_P
         waiting = collections.deque(range(0, len(self), tile))
         found: list[_Candidates] = []
-        count = 0
+        count, counting = 0, threading.Lock()
 
         def scan_tiles(_: int) -> None:
             """Takes tile after tile until there are none, or very many candidates."""
@@ -230,7 +230,6 @@ class ExactIndex:
                 with counting:
                     count += len(candidates.keys)
 
-        counting = threading.Lock()
         while True:
             for _ in _threads().map(scan_tiles, range(_cores())):
                 pass
