@@ -103,6 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if refusal is None or "--debug" in arguments:
             raise
         print(f"orqa: {refusal}", file=sys.stderr)
+        # What threads of Orbax were still writing fails too, later, and each would tell of it.
+        sys.excepthook = lambda *_: None
         return 2
     return 0
 

@@ -15,8 +15,13 @@ class OrqaError(Exception):
 # A quota and the largest file of a shell's `ulimit -f` are full as a disk is.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-# As the libraries of checkpoints and devices have it in their messages.
-_FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
+# As libraries have it in their messages; numpy's is "9 requested and 3 written", without a number.
+_FULL_WORDS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+    " requested and ",
+)
 _FORBIDDEN_WORDS = ("Permission denied", "Read-only file system", "Operation not permitted")
 _MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "Out of memory")
 
