@@ -44,10 +44,11 @@ def measure_peer(store: BlockStore, examples: list[Example]) -> None:
     from rank_bm25 import BM25Okapi
 
     start = time.perf_counter()
-    peer = BM25Okapi([terms(f"{store.title(i)}\n{store.text(i)}") for i in range(len(store))])
+    texts = (f"{store.title(i)}\n{store.text(i)}" for i in range(len(store)))
+    peer = BM25Okapi([terms(text, store.language) for text in texts])
     built = time.perf_counter()
     for example in examples:
-        np.argsort(-peer.get_scores(terms(example.question)))[: max(TUNED_RANKS)]
+        np.argsort(-peer.get_scores(terms(example.question, store.language)))[: max(TUNED_RANKS)]
     searched = time.perf_counter()
     print(f"rank_bm25: built in {built - start:.1f} s;", end=" ")
     print(f"{len(examples) / (searched - built):.1f} questions a second")

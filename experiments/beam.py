@@ -13,6 +13,7 @@ from orqa_jax.cli import start_logging
 from orqa_jax.corpus.beam import build_with_beam, find_answers_with_beam
 from orqa_jax.errors import OrqaError
 from orqa_jax.qa.examples import load_examples
+from orqa_jax.text.languages import DEFAULT
 from orqa_jax.text.wordpiece import WordPiece
 
 
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     blocks.add_argument("--out", required=True, help="folder or URL of the new block store")
     blocks.add_argument("--encoder", type=Path, required=True, help="BERT with the tokenizer")
     blocks.add_argument("--max-wordpieces", type=int, default=288, help="longest block (288)")
+    blocks.add_argument("--language", default=DEFAULT, help=f"of the documents ({DEFAULT})")
     answers = commands.add_parser("answers", help="find answers in blocks", allow_abbrev=False)
     answers.add_argument("store", metavar="STORE", help="folder or URL of a block store")
     answers.add_argument("--questions", type=Path, required=True, help="JSONL with answers")
@@ -33,9 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_logging()
     try:
         if known.command == "blocks":
-            tokenizer, size = WordPiece.load(known.encoder), known.max_wordpieces
             build_with_beam(
-                known.sources, known.out, tokenizer, max_wordpieces=size, options=options
+                known.sources,
+                known.out,
+                WordPiece.load(known.encoder),
+                max_wordpieces=known.max_wordpieces,
+                language=known.language,
+                options=options,
             )
         else:
             questions = {each.id: each.answers for each in load_examples(known.questions)}

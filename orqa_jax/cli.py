@@ -182,6 +182,7 @@ def _add_corpus_commands(command: _Command) -> None:
         help="add the documents to the finished store --out, with the tokenizer it has",
     )
     corpus.add_argument("--max-wordpieces", type=int, help="longest block (288)")
+    corpus.add_argument("--language", help="of the documents (english); none suits any")
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
     _add_json(corpus)
 
@@ -220,6 +221,7 @@ def _add_training_commands(command: _Command) -> None:
     )
     fit.add_argument("--out", required=True, help="folder of the run")
     fit.add_argument("--encoder", default="", help="folder of the BERT to start from")
+    fit.add_argument("--language", default="english", help="of the documents (english)")
     fit.add_argument("--hours", type=float, default=0.25, help="time to plan for (0.25)")
     fit.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
     _add_json(fit)
@@ -546,22 +548,22 @@ def _corpus(options: argparse.Namespace) -> None:
     from orqa_jax.corpus.store import read_manifest
     from orqa_jax.text.wordpiece import WordPiece
 
+    choices = {name: getattr(options, name) for name in ("max_wordpieces", "language")}
     if options.append:
-        if options.encoder is not None or options.max_wordpieces is not None:
+        if any(given is not None for given in (options.encoder, *choices.values())):
             raise OrqaError(
-                "--append cuts blocks as the store has them; leave out --encoder and "
-                "--max-wordpieces."
+                "--append cuts blocks as the store has them; leave out --encoder, "
+                "--max-wordpieces and --language."
             )
         append_to_corpus(options.sources, options.out, workers=options.workers)
     elif options.encoder is None:
         raise OrqaError("A new corpus needs --encoder, the folder of the BERT that will read it.")
     else:
-        longest = options.max_wordpieces
         build_corpus(
             options.sources,
             options.out,
             WordPiece.load(options.encoder),
-            **({} if longest is None else {"max_wordpieces": longest}),
+            **{name: given for name, given in choices.items() if given is not None},
             workers=options.workers,
         )
     if options.json:

@@ -41,11 +41,12 @@ from orqa_jax.predict import (
     predict_file,
     tune_weight,
 )
-from orqa_jax.qa.cloze import cloze_examples
+from orqa_jax.qa.cloze import cloze_examples, grammar_of
 from orqa_jax.qa.examples import Example, load_examples, save_examples
 from orqa_jax.qa.files import load_question_file
 from orqa_jax.report.files import evaluate_file
 from orqa_jax.report.page import write_report
+from orqa_jax.text.languages import DEFAULT, check_language
 from orqa_jax.text.normalize import normalize_answer
 from orqa_jax.text.packages import package_folder
 from orqa_jax.text.wordpiece import WordPiece
@@ -88,7 +89,8 @@ class FitConfig:
       out: Folder of the run.
       questions: File of question-answer pairs (.jsonl, .csv, .tsv, or SQuAD's .json); "" for none:
         then pairs made from the corpus itself take their place.
-      encoder: Folder of the BERT to start from; "" for the installed package.
+      encoder: Folder of the BERT to start from; "" for the installed package, which knows English.
+      language: Of the documents, as for `orqa corpus`.
       hours: Time to plan for. What cannot be done in less takes longer all the same.
       seed: Of everything drawn at random.
     """
@@ -97,12 +99,19 @@ class FitConfig:
     out: str
     questions: str = ""
     encoder: str = ""
+    language: str = DEFAULT
     hours: float = 0.25
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.hours > 0:
             raise OrqaError(f"hours is {self.hours}; it has to be more than 0.")
+        check_language(self.language)
+        if not self.encoder and self.language != DEFAULT:
+            raise OrqaError(
+                f"The installed encoder does not know {self.language}: name the folder of a BERT "
+                "that does, of this language or multilingual, with --encoder."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +216,8 @@ def fit(config: FitConfig) -> str:
             f"{config.questions} has {len(pairs)} pairs, too few to train and to test on: give at "
             f"least {FEWEST_PAIRS}, or none, and pairs made from the documents take their place."
         )
+    if not pairs:
+        grammar_of(config.language)
     bert_config = read_bert_config(encoder / "config.json")
     sizes, layers = sizes_for(bert_config), bert_config.num_hidden_layers
     made_for = _identity(config, encoder)
@@ -226,7 +237,13 @@ def fit(config: FitConfig) -> str:
     corpus = out / "corpus"
     if not (corpus / "manifest.json").exists():
         logger.info("\nBlocks: cutting the documents into passages of evidence.")
-        build_corpus([config.documents], corpus, tokenizer, max_wordpieces=sizes.block_length)
+        build_corpus(
+            [config.documents],
+            corpus,
+            tokenizer,
+            max_wordpieces=sizes.block_length,
+            language=config.language,
+        )
     store = BlockStore(corpus)
     if plan is None:
         spent = time.monotonic() - started
@@ -424,7 +441,8 @@ def _identity(config: FitConfig, encoder: Path) -> dict[str, Any]:
         name: os.path.realpath(path) if path else ""
         for name, path in (("documents", config.documents), ("questions", config.questions))
     }
-    return places | {"encoder": os.path.realpath(encoder), "seed": config.seed}
+    more = {"encoder": os.path.realpath(encoder), "seed": config.seed}
+    return places | more | {"language": config.language}
 
 
 def _read_plan(out: Path, made_for: Mapping[str, Any]) -> Plan | None:

@@ -10,6 +10,6 @@ def get_config() -> ConfigDict:
             "out": "runs/drqa_squad",
             "variants": "full,no_exact_match,no_aligned,neither",
             "hidden_size": 64,
-            "epochs": 3,
+            "epochs": 6,
         }
     )

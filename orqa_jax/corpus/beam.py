@@ -41,6 +41,7 @@ from orqa_jax.corpus.store import (
 )
 from orqa_jax.errors import OrqaError
 from orqa_jax.storage import is_url
+from orqa_jax.text.languages import DEFAULT, check_language
 from orqa_jax.text.wordpiece import WordPiece
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def build_with_beam(
     tokenizer: WordPiece,
     *,
     max_wordpieces: int = 288,
+    language: str = DEFAULT,
     options: Sequence[str] = (),
 ) -> None:
     """Builds the store that `build.build_corpus` builds, to the same fingerprint.
@@ -104,6 +106,7 @@ def build_with_beam(
         out: folder to make.
         tokenizer: what the encoder to be trained uses.
         max_wordpieces: limit on ``[CLS] title [SEP] block [SEP]``.
+        language: of the documents, see `build.build_corpus`.
         options: of Beam, such as ``--runner=DataflowRunner``.
 
     Raises:
@@ -114,6 +117,7 @@ def build_with_beam(
     from apache_beam.io.filesystems import FileSystems
 
     check_limit(max_wordpieces)
+    check_language(language)
     out = _from_anywhere(out)
     if not is_url(out):
         check_out(Path(out), [source for source in sources if not is_url(source)])
@@ -135,7 +139,11 @@ def build_with_beam(
                 | "Spread chunks" >> beam.Reshuffle()
                 | "Pack" >> beam.Map(_pack, parts, tokenizer, max_wordpieces)
             )
-            about = {"max_wordpieces": max_wordpieces, "sources": [str(each) for each in sources]}
+            about = {
+                "max_wordpieces": max_wordpieces,
+                "language": language,
+                "sources": [str(each) for each in sources],
+            }
             _ = (
                 (packed, read.counts)
                 | beam.Flatten()

@@ -39,6 +39,7 @@ from orqa_jax.corpus.store import (
 )
 from orqa_jax.errors import OrqaError
 from orqa_jax.locks import hold
+from orqa_jax.text.languages import DEFAULT, check_language
 from orqa_jax.text.wordpiece import WordPiece
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def build_corpus(
     tokenizer: WordPiece,
     *,
     max_wordpieces: int = 288,
+    language: str = DEFAULT,
     workers: int | None = None,
 ) -> BlockStore:
     """Reads documents, packs them into blocks, and writes them as a block store.
@@ -68,15 +70,19 @@ def build_corpus(
         tokenizer: what the encoder to be trained uses; a copy goes into the store.
         max_wordpieces: limit on ``[CLS] title [SEP] block [SEP]``; the title gets at most a
             quarter of it.
+        language: of the documents, for what counts words (BM25) or knows grammar (cloze pairs);
+            see `languages.check_language`.
         workers: processes that pack; one for each core by default. The store is the same for any
             number. 1 packs in this process. Otherwise a script needs the usual
             ``if __name__ == "__main__":`` around what it runs.
 
     Raises:
-        OrqaError: a source cannot be read, `out` is taken, or there is no text at all.
+        OrqaError: a source cannot be read, `out` is taken, there is no such language, or no text at
+            all.
     """
     out = Path(out).absolute()
     check_limit(max_wordpieces)
+    check_language(language)
     workers = _count_workers(workers)
     check_out(out, sources)
     files = find_files(sources)
@@ -93,6 +99,7 @@ def build_corpus(
             "fingerprint": fingerprint,
             "tokenizer_fingerprint": tokenizer.fingerprint,
             "max_wordpieces": max_wordpieces,
+            "language": language,
             "documents": built.documents,
             "skipped": dict(sorted(built.skipped.items())),
             "blocks": writer.blocks,

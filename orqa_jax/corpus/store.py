@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.text.languages import DEFAULT
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -96,6 +97,7 @@ class BlockStore:
         tokenizer_fingerprint: fingerprint of the `WordPiece` that made the wordpieces.
         tokenizer_folder: folder for `WordPiece.load`.
         max_wordpieces: limit on ``[CLS] title [SEP] block [SEP]``.
+        language: of the documents, as `languages.check_language` knows it.
         earlier: for each fingerprint that the store had before it grew, the number of blocks then;
             they are still its first ones.
         shards: the files, in block order.
@@ -122,6 +124,8 @@ class BlockStore:
         self.tokenizer_fingerprint: str = self.manifest["tokenizer_fingerprint"]
         self.tokenizer_folder = self.folder / TOKENIZER_NAME
         self.max_wordpieces: int = self.manifest["max_wordpieces"]
+        # Stores from before there was a choice say nothing.
+        self.language: str = self.manifest.get("language", DEFAULT)
         self.earlier: dict[str, int] = {
             state["fingerprint"]: state["blocks"] for state in self.manifest.get("earlier", [])
         }

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import regex
 
+from orqa_jax.text.languages import LETTER
 from orqa_jax.text.match import has_answer, match_tokens
 from orqa_jax.text.normalize import normalize_answer
 
@@ -20,8 +21,8 @@ _BLOCKS_KEPT = 1 << 16
 _LONGEST_SPAN_WORDS = 30
 # What `normalize_answer` drops within words, and between them.
 _MARKS = regex.escape(string.punctuation)
-_LETTER = r"[\p{L}\p{N}\p{M}]"
-_GAP = rf"(?:[\s{_MARKS}]|(?<!{_LETTER})(?:a|an|the)(?!{_LETTER}))+"
+_GAP = rf"(?:[\s{_MARKS}]|(?<!{LETTER})(?:a|an|the)(?!{LETTER}))+"
+_IS_LETTER = regex.compile(LETTER, regex.V1)
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,9 @@ def _stands_within_words(text: str, normalized: str) -> bool:
 def _span_pattern(normalized: str) -> regex.Pattern[str]:
     """Matches all that normalises to these words where it begins and ends, and a little more."""
     words = [f"[{_MARKS}]*".join(map(regex.escape, word)) for word in normalized.split()]
-    before = f"(?<!{_LETTER})" if regex.match(_LETTER, normalized[0]) else ""
-    after = f"(?!{_LETTER})" if regex.match(_LETTER, normalized[-1]) else ""
-    return regex.compile(before + _GAP.join(words) + after)
+    before = f"(?<!{LETTER})" if _IS_LETTER.match(normalized[0]) else ""
+    after = f"(?!{LETTER})" if _IS_LETTER.match(normalized[-1]) else ""
+    return regex.compile(before + _GAP.join(words) + after, regex.V1)
 
 
 def _best_f1(words: Sequence[str], wanted: Counter[str]) -> float:

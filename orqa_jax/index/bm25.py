@@ -1,9 +1,10 @@
 """BM25 (Robertson et al. 1994) over the titles and texts of the blocks, by the library bm25s.
 
 Words are treated as Lucene's English analyzer does, the usual baseline of open-retrieval QA: lower
-case, 33 stop words dropped, Snowball stems. Accents are dropped too, as the encoders do. Scripts
-that are written without spaces are cut into overlapping pairs of characters, as Lucene's analyzer
-for Chinese, Japanese and Korean does.
+case, stop words dropped, Snowball stems; in other languages likewise, each with its own stop words
+and stems. Accents are dropped too, as the encoders do. Scripts that are written without spaces are
+cut into overlapping pairs of characters, as Lucene's analyzer for Chinese, Japanese and Korean
+does.
 """
 
 import functools
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import regex
-import Stemmer
 from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
@@ -29,6 +29,7 @@ from orqa_jax.index.protocol import Found, clip_k, top_k
 from orqa_jax.locks import hold
 from orqa_jax.qa.examples import Example
 from orqa_jax.storage import replace_folder
+from orqa_jax.text.languages import DEFAULT, UNSPACED, fold_accents, stemmer, stop_words
 from orqa_jax.text.match import texts_with_answer
 
 if TYPE_CHECKING:
@@ -43,33 +44,33 @@ TUNED_K1 = (0.5, 0.7, 0.9, 1.2, 1.6, 2.0)
 TUNED_B = (0.2, 0.3, 0.4, 0.5, 0.6, 0.75)
 TUNED_RANKS = (1, 5, 20, 100)
 
-_PAIRED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_WORD = regex.compile(rf"[{_PAIRED}ー]+|(?:(?![{_PAIRED}])[\p{{L}}\p{{N}}\p{{M}}_])+")
+_PAIRED = rf"{UNSPACED}\p{{Hangul}}"
+_WORD = regex.compile(rf"[{_PAIRED}]+|(?:(?![{_PAIRED}])[\p{{L}}\p{{N}}\p{{M}}_])+")
 _IS_PAIRED = regex.compile(rf"[{_PAIRED}]")
-# Elsewhere a mark is a letter of its own: a vowel in Indic scripts, a voiced consonant in kana.
-_ACCENT = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}]\p{Mn}*)\p{Mn}")
-_STEMMER = Stemmer.Stemmer("english")
 
 
 class BM25Index:
     """Finds blocks by their words; implements `orqa_jax.index.protocol.Index` for strings."""
 
-    def __init__(self, scorer: "bm25s.BM25") -> None:
+    def __init__(self, scorer: "bm25s.BM25", language: str = DEFAULT) -> None:
         self._scorer = scorer
+        self._language = language
 
     def __len__(self) -> int:
         return int(self._scorer.scores["num_docs"])
 
     @classmethod
-    def of_texts(cls, texts: Iterable[str], *, k1: float = K1, b: float = B) -> "BM25Index":
+    def of_texts(
+        cls, texts: Iterable[str], language: str = DEFAULT, *, k1: float = K1, b: float = B
+    ) -> "BM25Index":
         """An index in memory; text i has the id i. For `k1` and `b` see `build`."""
-        return cls(count_words(texts).scorer(k1, b))
+        return cls(count_words(texts, language).scorer(k1, b), language)
 
     @classmethod
     def build(cls, store: BlockStore, folder: Path, *, k1: float = K1, b: float = B) -> "BM25Index":
         """Indexes all blocks and saves the index in `folder`, in place of any other that is there.
 
-        One of the same corpus, `k1` and `b` is kept.
+        One of the same corpus and language, `k1` and `b` is kept.
 
         Args:
           store: the blocks.
@@ -79,12 +80,13 @@ class BM25Index:
         """
         try:
             manifest = _read_manifest(folder, store.fingerprint)
-            if (manifest["k1"], manifest["b"]) == (k1, b):
+            made_with = manifest["k1"], manifest["b"], manifest.get("language", DEFAULT)
+            if made_with == (k1, b, store.language):
                 return cls.open(folder, corpus_fingerprint=store.fingerprint)
         except (OrqaError, KeyError):
             pass  # none is there, or one that cannot be used
         with hold(folder):
-            words = count_words(block_texts(store))
+            words = count_words(block_texts(store), store.language)
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             words.scorer(k1, b).save(partial, show_progress=False)
@@ -92,6 +94,7 @@ class BM25Index:
                 "schema": SCHEMA,
                 "corpus_fingerprint": store.fingerprint,
                 "count": len(store),
+                "language": store.language,
                 "k1": k1,
                 "b": b,
             }
@@ -107,16 +110,16 @@ class BM25Index:
         Raises:
           OrqaError: none is there, it is damaged, or it was built from another corpus.
         """
-        _read_manifest(folder, corpus_fingerprint)
+        manifest = _read_manifest(folder, corpus_fingerprint)
         try:
             scorer = _bm25s().BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError) as error:
             raise OrqaError(f"{folder} cannot be read ({error}): {_REMEDY}.") from error
-        return cls(scorer)
+        return cls(scorer, manifest.get("language", DEFAULT))
 
     def scores(self, question: str) -> npt.NDArray[np.float32]:
         """The score of every block for one question, float32 `[N]`."""
-        known = self._scorer.get_tokens_ids(terms(question))
+        known = self._scorer.get_tokens_ids(terms(question, self._language))
         scores_N: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
         return scores_N
 
@@ -181,12 +184,14 @@ def block_texts(store: BlockStore) -> Iterator[str]:
     return (f"{store.title(i)}\n{store.text(i)}" for i in numbers)
 
 
-def count_words(texts: Iterable[str]) -> Words:
+def count_words(texts: Iterable[str], language: str = DEFAULT) -> Words:
     """Reads all texts once."""
     # The empty word is in no text; bm25s needs a vocabulary even where no block has a word.
     vocabulary = {"": 0}
     ids = [
-        np.array([vocabulary.setdefault(t, len(vocabulary)) for t in terms(text)], np.int32)
+        np.array(
+            [vocabulary.setdefault(t, len(vocabulary)) for t in terms(text, language)], np.int32
+        )
         for text in texts
     ]
     return Words(ids, vocabulary)
@@ -198,12 +203,12 @@ def tune_bm25(store: BlockStore, examples: Sequence[Example]) -> tuple[float, fl
     That is the mean of the share of questions with an answer in the first 1, 5, 20 and 100 blocks,
     the first of equals in order of `TUNED_K1` and `TUNED_B`.
     """
-    words = count_words(block_texts(store))
+    words = count_words(block_texts(store), store.language)
     holds: dict[tuple[int, int], bool] = {}
     best, chosen = -1.0, (K1, B)
     grid = itertools.product(TUNED_K1, TUNED_B)
     for k1, b in tqdm([*grid], desc="BM25 tuning", unit=" settings", disable=None):
-        index = BM25Index(words.scorer(k1, b))
+        index = BM25Index(words.scorer(k1, b), store.language)
         ids_BK, _ = index.search([example.question for example in examples], max(TUNED_RANKS))
         reached = 0.0
         for row, (example, ids_K) in enumerate(zip(examples, ids_BK, strict=True)):
@@ -232,38 +237,35 @@ def _first_with_answer(
     return float("inf")
 
 
-def terms(text: str) -> list[str]:
+def terms(text: str, language: str = DEFAULT) -> list[str]:
     """The words of `text` that BM25 counts, in order, with repetitions.
 
     Words are stems; where words are written without spaces they are pairs of characters.
     """
     text = text.lower()
     if text.isascii():
-        return [term for term in map(_term, _WORD.findall(text)) if term]
-    text = _ACCENT.sub("", unicodedata.normalize("NFKD", text))
+        words = _WORD.findall(text)
+        return [term for word in words if (term := _term(word, language))]
+    # English stems need no accents, so "beyonce" may find "Beyoncé"; others tell endings by them.
+    text = fold_accents(text) if language == DEFAULT else unicodedata.normalize("NFKC", text)
     found: list[str] = []
-    for word in _WORD.findall(unicodedata.normalize("NFC", text)):
+    for word in _WORD.findall(text):
         if _IS_PAIRED.match(word):
             found.extend(map("".join, itertools.pairwise(word)) if len(word) > 1 else [word])
-        elif term := _term(word):
+        elif term := _term(word, language):
             found.append(term)
     return found
 
 
 @functools.lru_cache(maxsize=2**20)  # a corpus repeats its words: looking up beats stemming 5 to 1
-def _term(word: str) -> str:
-    return "" if word in _stop_words() else _STEMMER.stemWord(word)
-
-
-@functools.cache
-def _stop_words() -> frozenset[str]:
-    return frozenset(_bm25s().stopwords.STOPWORDS_EN)
+def _term(word: str, language: str) -> str:
+    return "" if word in stop_words(language) else fold_accents(stemmer(language)(word))
 
 
 @functools.cache
 def _bm25s() -> Any:
     """The library; its import starts jax, before which the processes of a run have to be joined."""
-    import bm25s.stopwords
+    import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG when imported
     return bm25s

@@ -1,7 +1,8 @@
 """Question-answer pairs from the corpus itself, for those who have few (Guu et al. 2020, REALM).
 
 A sentence with a salient span taken out (a name, a number, a date) is the question, and the span
-its answer; "what", "how many" or "when" stands in the gap, so that the words that ask are learned.
+its answer; "what", "how many" or "when" stands in the gap (in the language of the corpus: English,
+French or Spanish), so that the words that ask are learned.
 
 The block that the sentence stands in would give every such question away: it matches word by word,
 and spells the answer in the gap. So it is marked in each pair, and fine-tuning leaves it out of
@@ -31,26 +32,107 @@ from orqa_jax.text.sentences import split_sentences
 
 Kind = Literal["name", "number", "date"]
 
-GAP_WORDS: dict[Kind, str] = {"name": "what", "number": "how many", "date": "when"}
 MIN_SENTENCE_WORDS = 6
 MAX_SENTENCE_WORDS = 40
 LONGEST_NAME_WORDS = 6
 
-_MONTH = (
-    r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
-)
-_WEEKDAY = r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the rules know of one language.
+
+    Attributes:
+        gap_words: what stands in the gap of each kind.
+        date: matches a date.
+        number: matches a number, in the way that the language writes it.
+        no_name: what is capitalised and no name.
+    """
+
+    gap_words: dict[Kind, str]
+    date: regex.Pattern[str]
+    number: regex.Pattern[str]
+    no_name: regex.Pattern[str]
+
+
+def _number(thousands: str, decimal: str, words: str) -> regex.Pattern[str]:
+    return regex.compile(
+        rf"(?<![\w.,/:\-–−×^=])\d+(?:{thousands}\d{{3}})*(?:{decimal}\d+)?(?: (?:{words})|%)?"
+        r"(?![\w/:\-–]|[.,]\d)"
+    )
+
+
 _YEAR = r"(?:1\d{3}|20\d{2})"
-_ERA = r"(?:B\.C\.(?:E\.)?|A\.D\.|C\.E\.|BCE?|AD|CE)"
-_DATE = regex.compile(
-    rf"\b(?:\d{{1,2}}(?:st|nd|rd|th)? {_MONTH}(?:,? {_YEAR})?|{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?"
-    rf"(?:, {_YEAR})?(?!\d)|{_MONTH},? {_YEAR}|\d{{1,4}} {_ERA}|{_YEAR}s?"
-    rf"|\d{{1,2}}(?:st|nd|rd|th) century(?: {_ERA})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
-)
-_NUMBER = regex.compile(
-    r"(?<![\w.,/:\-–−×^=])\d+(?:,\d{3})*(?:\.\d+)?(?: (?:hundred|thousand|million|billion)|%)?"
-    r"(?![\w/:\-–]|[.,]\d)"
-)
+
+
+def _english() -> Grammar:
+    month = (
+        "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+    )
+    weekday = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    era = r"(?:B\.C\.(?:E\.)?|A\.D\.|C\.E\.|BCE?|AD|CE)"
+    day = r"\d{1,2}(?:st|nd|rd|th)?"
+    return Grammar(
+        {"name": "what", "number": "how many", "date": "when"},
+        regex.compile(
+            rf"\b(?:{day} {month}(?:,? {_YEAR})?|{month} {day}(?:, {_YEAR})?(?!\d)"
+            rf"|{month},? {_YEAR}|\d{{1,4}} {era}|{_YEAR}s?"
+            rf"|\d{{1,2}}(?:st|nd|rd|th) century(?: {era})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
+        ),
+        _number(",", r"\.", "hundred|thousand|million|billion"),
+        regex.compile(rf"(?:{month}|{weekday}|I|I['’]\w+)"),
+    )
+
+
+def _spanish() -> Grammar:
+    month = (
+        "(?:enero|febrero|marzo|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre"
+        "|diciembre)"
+    )
+    era = r"(?:a\. ?C\.|d\. ?C\.)"
+    return Grammar(
+        {"name": "qué", "number": "cuántos", "date": "cuándo"},
+        regex.compile(
+            rf"\b(?:(?:\d{{1,2}}|1\.º) de {month}(?: del? {_YEAR})?|{month} del? {_YEAR}"
+            rf"|\d{{1,4}} {era}|{_YEAR}|siglos? [IVX]+(?: {era})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
+        ),
+        _number("[.\u00a0\u202f ]", ",", "mil|mil millones|millón|millones|billones"),
+        regex.compile("(?:lunes|martes|miércoles|jueves|viernes|sábado|domingo)", regex.IGNORECASE),
+    )
+
+
+def _french() -> Grammar:
+    month = (
+        "(?:janvier|février|mars|avril|mai|juin|juillet|août|septembre|octobre|novembre|décembre)"
+    )
+    era = r"(?:av|apr)\. J\.-C\."
+    return Grammar(
+        {"name": "quoi", "number": "combien", "date": "quand"},
+        regex.compile(
+            rf"\b(?:(?:\d{{1,2}}|1er) {month}(?: {_YEAR})?|{month} {_YEAR}|\d{{1,4}} {era}|{_YEAR}"
+            rf"|[IVX]+[eᵉ] siècle(?: {era})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
+        ),
+        _number("[\u00a0\u202f ]", ",", "mille|millions?|milliards?"),
+        regex.compile("(?:lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche)", regex.IGNORECASE),
+    )
+
+
+GRAMMARS = {"english": _english(), "french": _french(), "spanish": _spanish()}
+
+
+def grammar_of(language: str) -> Grammar:
+    """The rules of a language.
+
+    Raises:
+        OrqaError: there are none.
+    """
+    if language not in GRAMMARS:
+        raise OrqaError(
+            f"The rules that make cloze pairs know {', '.join(GRAMMARS)}, not {language!r}; give "
+            "question-answer pairs of your own."
+        )
+    return GRAMMARS[language]
+
+
 _TITLE = r"(?:Dr|Mr|Mrs|Ms|St|Prof|Gen|Col|Capt|Jr|Sr)\."
 _LETTERS = r"[\p{L}\p{N}]"
 _CAPITALISED = (
@@ -63,12 +145,13 @@ _NAME = regex.compile(
 _WORD = regex.compile(r"\p{L}[\p{L}\p{N}]*")
 _POSSESSIVE = regex.compile(r"['’]s?$")
 _FINAL_MARK = regex.compile(r"[.!?]+(?=[\"'”’)]*$)")
-_NO_NAME = regex.compile(rf"(?:{_MONTH}|{_WEEKDAY}|I|I['’]\w+)")
 
 
 class Blocks(Protocol):
     """The part of `corpus.store.BlockStore` that is needed here."""
 
+    @property
+    def language(self) -> str: ...
     def __len__(self) -> int: ...
     def text(self, block: int) -> str: ...
     def document_id(self, block: int) -> str: ...
@@ -104,13 +187,13 @@ class Capitals:
         return capitalised > lower or (not alone and not lower)
 
 
-def salient_spans(sentence: str, capitals: Capitals) -> list[Span]:
+def salient_spans(sentence: str, capitals: Capitals, grammar: Grammar) -> list[Span]:
     """The names, numbers and dates of a sentence, from left to right, without overlap."""
     found: list[Span] = []
     kinds: tuple[tuple[Kind, Iterable[tuple[int, int]]], ...] = (
-        ("date", (match.span() for match in _DATE.finditer(sentence))),
-        ("number", (match.span() for match in _NUMBER.finditer(sentence))),
-        ("name", _names(sentence, capitals)),
+        ("date", (match.span() for match in grammar.date.finditer(sentence))),
+        ("number", (match.span() for match in grammar.number.finditer(sentence))),
+        ("name", _names(sentence, capitals, grammar)),
     )
     for kind, spans in kinds:
         for start, end in spans:
@@ -119,7 +202,7 @@ def salient_spans(sentence: str, capitals: Capitals) -> list[Span]:
     return sorted(found, key=lambda span: span.start)
 
 
-def _names(sentence: str, capitals: Capitals) -> Iterator[tuple[int, int]]:
+def _names(sentence: str, capitals: Capitals, grammar: Grammar) -> Iterator[tuple[int, int]]:
     first_letter = next((i for i, c in enumerate(sentence) if c.isalpha()), 0)
     for match in _NAME.finditer(sentence):
         start, end = match.span()
@@ -132,7 +215,7 @@ def _names(sentence: str, capitals: Capitals) -> Iterator[tuple[int, int]]:
                 continue
             start = rest.end()
         name = _POSSESSIVE.sub("", sentence[start:end])
-        if len(name.split()) > LONGEST_NAME_WORDS or _NO_NAME.fullmatch(name):
+        if len(name.split()) > LONGEST_NAME_WORDS or grammar.no_name.fullmatch(name):
             continue
         if len(normalize_answer(name)) > 1:
             yield start, start + len(name)
@@ -145,10 +228,12 @@ def cloze_examples(blocks: Blocks, *, count: int, seed: int = 0) -> list[Example
     answer, if some other block holds it as a salient span too.
 
     Raises:
-        OrqaError: `count` is less than 1, or the corpus yields no pair at all.
+        OrqaError: `count` is less than 1, there are no rules for the language of the corpus, or it
+            yields no pair at all.
     """
     if count < 1:
         raise OrqaError(f"{count} cloze pairs cannot be made; ask for at least 1.")
+    grammar = grammar_of(blocks.language)
     capitals = Capitals(
         sentence
         for block in _progress(len(blocks), "cloze: capitals")
@@ -160,7 +245,7 @@ def cloze_examples(blocks: Blocks, *, count: int, seed: int = 0) -> list[Example
             {
                 normalize_answer(sentence[span.start : span.end])
                 for _, sentence in _sentences(blocks.text(block))
-                for span in salient_spans(sentence, capitals)
+                for span in salient_spans(sentence, capitals, grammar)
             }
         )
     examples: list[Example] = []
@@ -171,11 +256,11 @@ def cloze_examples(blocks: Blocks, *, count: int, seed: int = 0) -> list[Example
             (start, sentence, span)
             for start, sentence in _sentences(blocks.text(block))
             if _is_whole(sentence)
-            for span in salient_spans(sentence, capitals)
+            for span in salient_spans(sentence, capitals, grammar)
         ]
         for place in np.random.default_rng((seed, block)).permutation(len(candidates)):
             start, sentence, span = candidates[place]
-            if example := _example(blocks, block, start, sentence, span, holders):
+            if example := _example(blocks, block, start, sentence, span, holders, grammar):
                 examples.append(example)
                 break
     if not examples:
@@ -197,7 +282,13 @@ def _is_whole(sentence: str) -> bool:
 
 
 def _example(
-    blocks: Blocks, block: int, start: int, sentence: str, span: Span, holders: Counter[str]
+    blocks: Blocks,
+    block: int,
+    start: int,
+    sentence: str,
+    span: Span,
+    holders: Counter[str],
+    grammar: Grammar,
 ) -> Example | None:
     answer = sentence[span.start : span.end]
     if holders[normalize_answer(answer)] < 2:
@@ -206,7 +297,7 @@ def _example(
     asked = f" {' '.join(match_tokens(before))} | {' '.join(match_tokens(after))} "
     if f" {' '.join(match_tokens(answer))} " in asked:
         return None
-    question = _FINAL_MARK.sub("", f"{before}{GAP_WORDS[span.kind]}{after}") + "?"
+    question = _FINAL_MARK.sub("", f"{before}{grammar.gap_words[span.kind]}{after}") + "?"
     place = Place(blocks.document_id(block), blocks.document_start(block) + start)
     return Example(f"cloze-{block}-{start + span.start}", question, (answer,), taken_from=place)
 

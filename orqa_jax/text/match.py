@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import regex
 
+from orqa_jax.text.languages import LETTER, UNSPACED
 from orqa_jax.text.normalize import normalize_answer
 
 Mode = Literal["token", "substring", "regex"]
@@ -25,12 +26,13 @@ REGEX_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
 
-# A token is a run of letters, digits and marks, or one other visible character.
-_WORD = r"[\p{L}\p{N}\p{M}]"
-_TOKEN = regex.compile(rf"{_WORD}+|[^\p{{Z}}\p{{C}}]")
+# A token is a run of letters, digits and marks, or one other visible character. In scripts without
+# spaces between words each letter is a token, else an answer would never stand alone.
+_TOKEN = regex.compile(rf"{LETTER}+|[{UNSPACED}]\p{{M}}*+|[^\p{{Z}}\p{{C}}]", regex.V1)
 # The same of ASCII text, in less than half the time.
 _ASCII_TOKEN = re.compile(r"[0-9a-zA-Z]+|[!-~]")
-_IS_WORD = regex.compile(_WORD)
+_IS_WORD = regex.compile(LETTER, regex.V1)
+_IS_UNSPACED = regex.compile(f"[{UNSPACED}]", regex.V1)
 _GAP = r"[\p{Z}\p{C}]"
 
 
@@ -39,10 +41,12 @@ def has_answer(text: str, answers: Sequence[str], mode: Mode = "token") -> bool:
 
     Mode "token" compares sequences of lower-case NFD tokens (words and single punctuation marks,
     white space ignored), the recall criterion of DPR (Karpukhin et al. 2020): "Rome" is not in
-    "Jerome"; an answer of which `normalize_answer` leaves nothing ("the", "?") is in no text. Mode
-    "substring" compares raw characters, as the labels of the ORQA release do: "a" is in "The Nile
-    basin". Mode "regex" takes the answers for regular expressions (CuratedTREC), found anywhere,
-    whatever their case; one that is broken or slower than `REGEX_SECONDS` matches nothing more.
+    "Jerome"; an answer of which `normalize_answer` leaves nothing ("the", "?") is in no text. A
+    letter of a script without spaces between words (Chinese, Japanese, Thai) is a token of its own,
+    unlike DPR's, or no answer would ever be found there. Mode "substring" compares raw characters,
+    as the labels of the ORQA release do: "a" is in "The Nile basin". Mode "regex" takes the answers
+    for regular expressions (CuratedTREC), found anywhere, whatever their case; one that is broken
+    or slower than `REGEX_SECONDS` matches nothing more.
 
     Raises:
         ValueError: an unknown mode.
@@ -173,7 +177,7 @@ def _token_pattern(answers: tuple[str, ...]) -> regex.Pattern[str] | None:
     if not rows:
         return None
     longest_first = sorted(rows, key=lambda row: (-len(row), row))
-    return regex.compile("|".join(_row_pattern(row) for row in longest_first))
+    return regex.compile("|".join(_row_pattern(row) for row in longest_first), regex.V1)
 
 
 def _row_pattern(row: tuple[str, ...]) -> str:
@@ -182,6 +186,7 @@ def _row_pattern(row: tuple[str, ...]) -> str:
         both_words = _IS_WORD.match(left) and _IS_WORD.match(right)
         pattern += _GAP + ("++" if both_words else "*+")
         pattern += regex.escape(right, special_only=True)
-    before = f"(?<!{_WORD})" if _IS_WORD.match(row[0]) else ""
-    after = f"(?!{_WORD})" if _IS_WORD.match(row[-1]) else ""
-    return before + pattern + after
+    before = f"(?<!{LETTER})" if _IS_WORD.match(row[0]) else ""
+    if _IS_WORD.match(row[-1]):
+        return f"{before}{pattern}(?!{LETTER})"
+    return before + pattern + (r"(?!\p{M})" if _IS_UNSPACED.match(row[-1]) else "")

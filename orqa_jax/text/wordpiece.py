@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+import regex
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece as WordPieceModel
+from tokenizers.trainers import WordPieceTrainer
 
 from orqa_jax.errors import OrqaError
+from orqa_jax.text.languages import UNSPACED
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIRST_COMBINING_MARK = 0x300
+_SMALLEST_VOCABULARY = 1000
 # An encoding in the Rust library takes some 200 bytes a wordpiece until it is an array.
 _CHARACTERS_AT_ONCE = 200_000
 
@@ -54,7 +58,8 @@ class WordPiece:
     Attributes:
         vocab_size: entries an embedding table needs, V.
         cls_id, sep_id, pad_id, mask_id: ids of the special tokens.
-        continues_word: bool [V], True for pieces that continue a word ("##ing").
+        continues_word: bool [V], True for pieces that continue a word ("##ing"); in scripts without
+            spaces between words none does, since nobody knows where words start.
         fingerprint: sha256, in hex, of all that decides the ids of a text; the same for a
             tokenizer.json and a vocab.txt of one tokenizer.
     """
@@ -87,7 +92,8 @@ class WordPiece:
         self._unk_id = vocab["[UNK]"]
         prefix = definition["model"]["continuing_subword_prefix"]
         self.continues_word: npt.NDArray[np.bool_] = np.zeros(self.vocab_size, dtype=bool)
-        self.continues_word[[i for token, i in vocab.items() if token.startswith(prefix)]] = True
+        continuing = regex.compile(rf"{regex.escape(prefix)}(?![{UNSPACED}])", regex.V1)
+        self.continues_word[[i for token, i in vocab.items() if continuing.match(token)]] = True
         self.fingerprint = _fingerprint(definition)
 
     @classmethod
@@ -124,6 +130,32 @@ class WordPiece:
             ValueError: a special token is not in `vocab`.
         """
         return cls(_build(vocab, lowercase=lowercase))
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int, *, lowercase: bool = True) -> WordPiece:
+        """Learns a vocabulary of at most `size` wordpieces from texts, as BERT's are learned.
+
+        Each letter of a script without spaces between words is a wordpiece of its own, as BERT's
+        tokenizers have it for Chinese: then the wordpieces of an answer are always among those of
+        the text around it.
+
+        Raises:
+            OrqaError: there is no text, or `size` is less than 1000.
+        """
+        if size < _SMALLEST_VOCABULARY:
+            raise OrqaError(
+                f"A vocabulary of {size} wordpieces is too small; learn {_SMALLEST_VOCABULARY}."
+            )
+        tokenizer = _build(_SPECIAL_TOKENS, lowercase=lowercase)
+        letters = pre_tokenizers.Split(Regex(f"[{UNSPACED}]"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, letters])
+        trainer = WordPieceTrainer(
+            vocab_size=size, special_tokens=list(_SPECIAL_TOKENS), show_progress=False
+        )
+        tokenizer.train_from_iterator(map(_readable, texts), trainer)
+        if tokenizer.get_vocab_size() == len(_SPECIAL_TOKENS):
+            raise OrqaError("There is no text to learn a vocabulary from.")
+        return cls(tokenizer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `folder`/tokenizer.json, atomically; other libraries can read it too."""

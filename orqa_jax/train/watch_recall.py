@@ -98,7 +98,8 @@ def sample_recall(
     pool = np.array(sorted([*gold, *others]))
     texts = [examples[drawn[place]].question for place in kept]
     correct_QM = np.stack([np.isin(pool, postings[place]) for place in kept])
-    bm25 = BM25Index.of_texts(f"{store.title(i)}\n{store.text(i)}" for i in pool.tolist())
+    pool_texts = (f"{store.title(i)}\n{store.text(i)}" for i in pool.tolist())
+    bm25 = BM25Index.of_texts(pool_texts, store.language)
     ids_QK, _ = bm25.search(texts, min(RANKS[-1], len(pool)))
     encoded = [found.ids for found in tokenizer.encode(texts)]
     return RecallSample(

@@ -27,13 +27,14 @@ DOCUMENTS = [
 ]
 
 
-def store_of(folder, documents):
+def store_of(folder, documents, language="english"):
+    folder.mkdir(exist_ok=True)
     source = folder / "documents.jsonl"
     source.write_text(
         "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in documents)
     )
     tokenizer = WordPiece.from_vocab(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ships", "."])
-    return build_corpus([source], folder / "store", tokenizer, workers=1)
+    return build_corpus([source], folder / "store", tokenizer, language=language, workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,35 @@ def test_terms_are_folded_stemmed_and_without_stop_words():
 )
 def test_terms_of_other_scripts(text, expected):
     assert terms(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("spanish", "Las canciones españolas", ["cancion", "espanol"]),
+        ("spanish", "información informacion", ["inform", "inform"]),
+        ("french", "L'homme et les nationalités", ["homm", "national"]),
+        ("german", "die Häuser", ["haus"]),
+        ("none", "The houses São", ["the", "houses", "sao"]),
+        ("none", "富士山", ["富士", "士山"]),
+    ],
+)
+def test_terms_of_other_languages(language, text, expected):
+    assert terms(text, language) == expected
+
+
+def test_the_language_is_that_of_the_corpus(tmp_path):
+    documents = [("Uno", "Una canción española."), ("Dos", "Las barcas azules.")]
+    store = store_of(tmp_path, documents, language="spanish")
+    index = BM25Index.build(store, tmp_path / "index")
+    opened = BM25Index.open(tmp_path / "index", corpus_fingerprint=store.fingerprint)
+    for each in (index, opened):
+        ids_BK, scores_BK = each.search(["¿Qué canciones?", "¿la barca?"], 2)
+        assert ids_BK[:, 0].tolist() == [0, 1]
+        assert (scores_BK[:, 0] > 0).all()
+        assert (scores_BK[:, 1] == 0).all()
+    with pytest.raises(OrqaError, match="no language 'klingon'"):
+        store_of(tmp_path / "other", documents, language="klingon")
 
 
 def test_a_text_without_spaces_is_found_by_a_part_of_it(tmp_path):
@@ -218,6 +248,7 @@ def test_a_build_replaces_what_an_interrupted_one_left(store, tmp_path):
         "schema": 2,
         "corpus_fingerprint": store.fingerprint,
         "count": 6,
+        "language": "english",
         "k1": 0.9,
         "b": 0.4,
     }

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.qa.cloze import Capitals, Span, cloze_examples, salient_spans
+from orqa_jax.qa.cloze import GRAMMARS, Capitals, Span, cloze_examples, salient_spans
 from orqa_jax.qa.examples import Place, load_examples, save_examples
 
 # Sentences of our own. What is salient was marked by hand, in double brackets, before the rules
@@ -52,7 +52,7 @@ def test_precision_on_sentences_marked_by_hand():
     capitals = Capitals([*(plain for plain, _ in sentences), *MORE.split(". ")])
     right = found = marked = 0
     for plain, expected in sentences:
-        spans = {(s.start, s.end) for s in salient_spans(plain, capitals)}
+        spans = {(s.start, s.end) for s in salient_spans(plain, capitals, GRAMMARS["english"])}
         right += len(spans & expected)
         found += len(spans)
         marked += len(expected)
@@ -80,8 +80,58 @@ def test_precision_on_sentences_marked_by_hand():
     ],
 )
 def test_spans_by_hand(sentence, expected):
-    found = salient_spans(sentence, Capitals(["So we say that it is so."]))
+    found = salient_spans(sentence, Capitals(["So we say that it is so."]), GRAMMARS["english"])
     assert [(sentence[s.start : s.end], s.kind) for s in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "sentence", "expected"),
+    [
+        (
+            "spanish",
+            "El 3 de mayo de 1911 llegaron 1.200 hombres a Villa del Mar.",
+            [("3 de mayo de 1911", "date"), ("1.200", "number"), ("Villa del Mar", "name")],
+        ),
+        (
+            "spanish",
+            "Cayó en 44 a. C. y otra vez en octubre de 1492, un lunes.",
+            [("44 a. C.", "date"), ("octubre de 1492", "date")],
+        ),
+        (
+            "spanish",
+            "En el siglo XV medía 3,5 millones.",
+            [("siglo XV", "date"), ("3,5 millones", "number")],
+        ),
+        (
+            "french",
+            "Le 1er mai 1911, 1 200 hommes vinrent à Pont de la Reine.",
+            [("1er mai 1911", "date"), ("1 200", "number"), ("Pont de la Reine", "name")],
+        ),
+        (
+            "french",
+            "Vers 44 av. J.-C. et au XVe siècle on en comptait 3,5 millions.",
+            [("44 av. J.-C.", "date"), ("XVe siècle", "date"), ("3,5 millions", "number")],
+        ),
+    ],
+)
+def test_spans_of_other_languages(language, sentence, expected):
+    found = salient_spans(sentence, Capitals(["le lundi", "el lunes"]), GRAMMARS[language])
+    assert [(sentence[s.start : s.end], s.kind) for s in found] == expected
+
+
+def test_pairs_in_french():
+    rows = [
+        ("a", 0, "Le vieux moulin de la colline fut construit par Odile Linde."),
+        ("b", 0, "Tout le monde dans la vallée a entendu parler de Odile Linde."),
+    ]
+    pairs = cloze_examples(Corpus(rows, "french"), count=5)
+    assert {pair.answers for pair in pairs} == {("Odile Linde",)}
+    assert {pair.question for pair in pairs} == {
+        "Le vieux moulin de la colline fut construit par quoi?",
+        "Tout le monde dans la vallée a entendu parler de quoi?",
+    }
+    with pytest.raises(OrqaError, match="know english, french, spanish, not 'german'"):
+        cloze_examples(Corpus(rows, "german"), count=5)
 
 
 def test_the_first_word_of_a_sentence():
@@ -94,7 +144,7 @@ def test_the_first_word_of_a_sentence():
         ("Unknown is new.", []),
         ("The Oslo fair is old.", [Span(4, 8, "name")]),
     ):
-        assert salient_spans(sentence, capitals) == expected
+        assert salient_spans(sentence, capitals, GRAMMARS["english"]) == expected
 
 
 @dataclasses.dataclass
@@ -102,6 +152,7 @@ class Corpus:
     """Blocks as a store has them: (document, where in it, text)."""
 
     rows: list
+    language: str = "english"
 
     def __len__(self):
         return len(self.rows)

@@ -3,6 +3,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,21 +17,27 @@ from orqa_jax.text.match import (
 )
 from orqa_jax.text.normalize import normalize_answer
 
+UNSPACED = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
+
 
 def oracle_tokens(text: str) -> list[str]:
-    """Character by character: runs of letters, numbers and marks; any other visible character."""
+    """Character by character: runs of letters, numbers and marks; any other visible character.
+
+    A letter of a script without spaces is a token with its marks.
+    """
     tokens: list[str] = []
-    inside_word = False
+    inside_word = after_unspaced = False
     for character in unicodedata.normalize("NFD", text):
         kind = unicodedata.category(character)[0]
-        if kind in "LNM":
-            if inside_word:
-                tokens[-1] += character
-            else:
-                tokens.append(character)
-        elif kind not in "ZC":
+        scripts = (regex.match(rf"\p{{Script={script}}}", character) for script in UNSPACED)
+        unspaced = kind not in "ZC" and (character == "ー" or any(scripts))
+        word = kind in "LNM" and not unspaced
+        if (word and inside_word) or (kind == "M" and after_unspaced):
+            tokens[-1] += character
+            continue
+        if kind not in "ZC":
             tokens.append(character)
-        inside_word = kind in "LNM"
+        inside_word, after_unspaced = word, unspaced
     return [token.lower().replace("ς", "σ") for token in tokens]
 
 
@@ -58,6 +65,13 @@ def oracle_has_answer(text: str, answers: list[str]) -> bool:
         ("In Malmö, yes", "malmo\u0308", (3, 8)),
         ("In Malmö, yes", "malmo", None),
         ("ÅÄÖ then İzmir!", "izmir", None),
+        ("首都は東京都です", "東京", (3, 5)),
+        ("カナダへ行った", "カナタ", None),
+        ("ガス", "カ", None),
+        ("ラーメンを3杯食べた", "3", (5, 6)),
+        ("ไปกรุงเทพมหานคร", "กรุงเทพ", (2, 9)),
+        ("서울에서 왔다", "서울", None),
+        ("iPhoneを買う", "iphone", (0, 6)),
         ("ÅÄÖ then İzmir!", "i\u0307zmir", (9, 14)),
         ("rock-and-roll", "rock and roll", None),
         ("rock - and-roll", "rock-and-roll", (0, 15)),

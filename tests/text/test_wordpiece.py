@@ -104,6 +104,34 @@ def test_special_ids_and_continuations() -> None:
     assert TOKENIZER.continues_word.tolist() == [entry.startswith("##") for entry in VOCAB]
 
 
+def test_nothing_continues_a_word_where_there_are_no_spaces() -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = ["カナ", "##ダ", "##に", "##京", "##ing", "##은", "##กิน"]
+    tokenizer = WordPiece.from_vocab(special + pieces)
+    assert tokenizer.continues_word[5:].tolist() == [False] * 4 + [True, True, False]
+
+
+def test_a_learned_vocabulary(tmp_path: Path) -> None:
+    texts = ["The tall tower stood taller than the talltale towers.", "東京タワーは赤い。"] * 3
+    tokenizer = WordPiece.learn(texts, 1000, lowercase=False)
+    spelled = [
+        [text[a:b] for a, b in zip(e.starts, e.ends, strict=True)]
+        for text, e in zip(texts[:2], tokenizer.encode(texts[:2]), strict=True)
+    ]
+    assert "".join(spelled[0]) == texts[0].replace(" ", "")
+    assert spelled[1] == list(texts[1])
+    (answer,), (around,) = (
+        [e.ids.tolist() for e in tokenizer.encode([t])] for t in ("タワー", texts[1])
+    )
+    assert around[2:5] == answer
+    assert tokenizer.vocab_size < 1000
+    tokenizer.save(tmp_path)
+    assert WordPiece.load(tmp_path).fingerprint == tokenizer.fingerprint
+    for wrong, size in (([""], 1000), (texts, 10)):
+        with pytest.raises(OrqaError, match="vocabulary"):
+            WordPiece.learn(wrong, size)
+
+
 def test_save_load_and_pickle_keep_everything(tmp_path: Path) -> None:
     TOKENIZER.save(tmp_path / "deep" / "folder")
     assert [path.name for path in (tmp_path / "deep" / "folder").iterdir()] == ["tokenizer.json"]

@@ -82,7 +82,8 @@ def split_by_document(
 
 def save_reading(path: Path, examples: Iterable[ReadingExample]) -> None:
     """Writes JSONL that `load_reading` reads back, atomically."""
-    partial = path.with_name(path.name + ".partial")
+    # Several processes may write the same file, each as its own copy.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("w", encoding="utf-8") as file:
         for example in examples:
