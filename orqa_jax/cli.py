@@ -183,6 +183,7 @@ def _add_corpus_commands(command: _Command) -> None:
     )
     corpus.add_argument("--max-wordpieces", type=int, help="longest block (288)")
     corpus.add_argument("--language", help="of the documents (english); none suits any")
+    _add_on_error(corpus)
     corpus.add_argument("--workers", type=int, help="processes (as many as cores)")
     _add_json(corpus)
 
@@ -222,6 +223,7 @@ def _add_training_commands(command: _Command) -> None:
     fit.add_argument("--out", required=True, help="folder of the run")
     fit.add_argument("--encoder", default="", help="folder of the BERT to start from")
     fit.add_argument("--language", default="english", help="of the documents (english)")
+    _add_on_error(fit)
     fit.add_argument("--hours", type=float, default=0.25, help="time to plan for (0.25)")
     fit.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
     _add_json(fit)
@@ -511,6 +513,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_on_error(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="a broken document: stop (default), or skip it and name it in skipped.jsonl",
+    )
+
+
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus", type=Path, help="block store, for recall (the one predicted from)"
@@ -555,7 +566,9 @@ def _corpus(options: argparse.Namespace) -> None:
                 "--append cuts blocks as the store has them; leave out --encoder, "
                 "--max-wordpieces and --language."
             )
-        append_to_corpus(options.sources, options.out, workers=options.workers)
+        append_to_corpus(
+            options.sources, options.out, on_error=options.on_error, workers=options.workers
+        )
     elif options.encoder is None:
         raise OrqaError("A new corpus needs --encoder, the folder of the BERT that will read it.")
     else:
@@ -564,6 +577,7 @@ def _corpus(options: argparse.Namespace) -> None:
             options.out,
             WordPiece.load(options.encoder),
             **{name: given for name, given in choices.items() if given is not None},
+            on_error=options.on_error,
             workers=options.workers,
         )
     if options.json:

@@ -5,9 +5,9 @@ there is. Each stage leaves what its command would leave, so a fit that was stop
 it was, and any stage can be done again by hand.
 """
 
-import collections
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import logging
@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orqa_jax.corpus.build import build_corpus, pack_pages
-from orqa_jax.corpus.readers import find_files, read_pages
+from orqa_jax.corpus.build import OnError, build_corpus, pack_pages
+from orqa_jax.corpus.readers import Skipped, find_files, read_pages
 from orqa_jax.corpus.statistics import answer_statistics, format_statistics
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
@@ -91,6 +91,8 @@ class FitConfig:
         then pairs made from the corpus itself take their place.
       encoder: Folder of the BERT to start from; "" for the installed package, which knows English.
       language: Of the documents, as for `orqa corpus`.
+      on_error: What to do about a broken document: "stop", or "skip" it and name it in
+        ``corpus/skipped.jsonl``.
       hours: Time to plan for. What cannot be done in less takes longer all the same.
       seed: Of everything drawn at random.
     """
@@ -100,6 +102,7 @@ class FitConfig:
     questions: str = ""
     encoder: str = ""
     language: str = DEFAULT
+    on_error: OnError = "stop"
     hours: float = 0.25
     seed: int = 0
 
@@ -227,7 +230,7 @@ def fit(config: FitConfig) -> str:
         logger.info("%s is finished; its best system is %s.", out, chosen)
         return chosen
     if plan is None:
-        blocks = foretell_blocks(config.documents, tokenizer, sizes.block_length)
+        blocks = foretell_blocks(config, tokenizer, sizes.block_length)
         speed = wordpieces_per_second(*load_bert(encoder), sizes)
         planned = functools.partial(
             make_plan, config, sizes, bert_config, pairs=len(pairs), speed=speed
@@ -243,6 +246,7 @@ def fit(config: FitConfig) -> str:
             tokenizer,
             max_wordpieces=sizes.block_length,
             language=config.language,
+            on_error=config.on_error,
         )
     store = BlockStore(corpus)
     if plan is None:
@@ -313,11 +317,13 @@ def sizes_for(bert_config: BertConfig) -> Sizes:
     )
 
 
-def foretell_blocks(documents: str, tokenizer: WordPiece, block_length: int) -> int:
+def foretell_blocks(config: FitConfig, tokenizer: WordPiece, block_length: int) -> int:
     """How many blocks the documents will make, from the first million characters."""
-    files = find_files([documents])
+    files = find_files([config.documents])
     pages, characters, read = [], 0, 0
-    for page, read in read_pages(files, collections.Counter()):  # noqa: B007
+    # What is skipped is written down when the corpus is built.
+    skipped = Skipped(defects=io.StringIO() if config.on_error == "skip" else None)
+    for page, read in read_pages(files, skipped):  # noqa: B007
         pages.append(page)
         characters += len(page.body)
         if characters >= _SAMPLE_CHARACTERS:

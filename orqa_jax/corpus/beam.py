@@ -30,7 +30,15 @@ import pyarrow as pa
 from orqa_jax.corpus.build import StoreWriter, check_out, chunk_pages, pack_pages
 from orqa_jax.corpus.pack import check_limit
 from orqa_jax.corpus.postings import shard_postings
-from orqa_jax.corpus.readers import KINDS, Page, SourceFile, find_files, kind_of_name, read_file
+from orqa_jax.corpus.readers import (
+    KINDS,
+    Page,
+    Skipped,
+    SourceFile,
+    find_files,
+    kind_of_name,
+    read_file,
+)
 from orqa_jax.corpus.store import (
     MANIFEST_NAME,
     SCHEMA,
@@ -282,7 +290,7 @@ def _store_file(path: Path, url: str) -> None:
 
 def _read(source: _File) -> Iterator[Any]:
     """Yields the chunks of a file, then what was counted in it."""
-    skipped = Counter[str]()
+    skipped = Skipped()
     pages = 0
     with tempfile.TemporaryDirectory() as scratch:
         file = source.file
@@ -292,7 +300,7 @@ def _read(source: _File) -> Iterator[Any]:
         for number, (chunk, _) in enumerate(chunks):
             pages += len(chunk)
             yield _Chunk(source.number, number, chunk)
-    yield _beam().pvalue.TaggedOutput("counts", _Counts(source.number, pages, skipped))
+    yield _beam().pvalue.TaggedOutput("counts", _Counts(source.number, pages, skipped.counts))
 
 
 def _pack(chunk: _Chunk, parts: str, tokenizer: WordPiece, max_wordpieces: int) -> _Part:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from orqa_jax.checksums import describe_files
 from orqa_jax.corpus.pack import Packed, Seconds, check_limit, pack, timed
-from orqa_jax.corpus.readers import Page, SourceFile, find_files, read_pages, to_document
+from orqa_jax.corpus.readers import Page, Skipped, SourceFile, find_files, read_pages, to_document
 from orqa_jax.corpus.store import (
     MANIFEST_NAME,
     SCHEMA,
@@ -48,6 +48,10 @@ logger = logging.getLogger(__name__)
 _CHUNK_CHARACTERS = 500_000
 _SHARD_BYTES = 128 << 20
 _SECONDS_BETWEEN_LOG_LINES = 30
+# Names each broken record that was skipped, and says what is wrong with it.
+DEFECTS_NAME = "skipped.jsonl"
+
+OnError = Literal["stop", "skip"]
 
 
 def build_corpus(
@@ -57,6 +61,7 @@ def build_corpus(
     *,
     max_wordpieces: int = 288,
     language: str = DEFAULT,
+    on_error: OnError = "stop",
     workers: int | None = None,
 ) -> BlockStore:
     """Reads documents, packs them into blocks, and writes them as a block store.
@@ -72,6 +77,8 @@ def build_corpus(
             quarter of it.
         language: of the documents, for what counts words (BM25) or knows grammar (cloze pairs);
             see `languages.check_language`.
+        on_error: what to do about a broken record: "stop", or "skip" it, count it, and name it in
+            ``skipped.jsonl`` of the store.
         workers: processes that pack; one for each core by default. The store is the same for any
             number. 1 packs in this process. Otherwise a script needs the usual
             ``if __name__ == "__main__":`` around what it runs.
@@ -90,7 +97,8 @@ def build_corpus(
     with partial_folder(out) as partial:
         tokenizer.save(partial / TOKENIZER_NAME)
         writer = StoreWriter(partial)
-        built = _write_blocks(writer, files, tokenizer, max_wordpieces, workers)
+        with _skipping(partial / DEFECTS_NAME, on_error) as skipped:
+            built = _write_blocks(writer, files, tokenizer, max_wordpieces, workers, skipped)
         if not writer.blocks:
             raise OrqaError(_no_text(sources, built))
         shards, fingerprint = writer.finish()
@@ -126,6 +134,7 @@ def append_to_corpus(
     sources: Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     *,
+    on_error: OnError = "stop",
     workers: int | None = None,
 ) -> BlockStore:
     """Adds documents to a finished corpus: new blocks follow the ones that are there.
@@ -137,6 +146,7 @@ def append_to_corpus(
     Args:
         sources: files and folders of new documents; see `readers.read_documents`.
         folder: of the store.
+        on_error: see `build_corpus`.
         workers: see `build_corpus`.
 
     Raises:
@@ -152,18 +162,22 @@ def append_to_corpus(
         writer = StoreWriter(partial, first_shard=len(store.shards))
         for shard in store.shards:
             writer.hash(shard.batch)
-        built = _write_blocks(writer, files, tokenizer, store.max_wordpieces, workers)
+        defects = partial / DEFECTS_NAME
+        if (folder / DEFECTS_NAME).exists():
+            shutil.copyfile(folder / DEFECTS_NAME, defects)
+        with _skipping(defects, on_error) as skipped:
+            built = _write_blocks(writer, files, tokenizer, store.max_wordpieces, workers, skipped)
         if not writer.blocks:
             raise OrqaError(_no_text(sources, built))
         shards, fingerprint = writer.finish()
         _check_new(store, [partial / entry["file"] for entry in shards])
         old = store.manifest
-        skipped = Counter[str](old["skipped"])
-        skipped.update(built.skipped)
+        counts = Counter[str](old["skipped"])
+        counts.update(built.skipped)
         manifest = old | {
             "fingerprint": fingerprint,
             "documents": old["documents"] + built.documents,
-            "skipped": dict(sorted(skipped.items())),
+            "skipped": dict(sorted(counts.items())),
             "blocks": old["blocks"] + writer.blocks,
             "wordpieces": old["wordpieces"] + writer.wordpieces,
             "sources": [*old["sources"], *map(str, sources)],
@@ -176,6 +190,8 @@ def append_to_corpus(
         # A shard that no manifest names yet does no harm, should this be interrupted.
         for entry in shards:
             os.replace(partial / entry["file"], folder / entry["file"])
+        if defects.exists():
+            os.replace(defects, folder / DEFECTS_NAME)
         written = partial / MANIFEST_NAME
         written.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
         os.replace(written, folder / MANIFEST_NAME)
@@ -200,10 +216,10 @@ def _write_blocks(
     tokenizer: WordPiece,
     max_wordpieces: int,
     workers: int,
+    skipped: Skipped,
 ) -> _Built:
     started = time.perf_counter()
     seconds: Seconds = defaultdict(float)
-    skipped = Counter[str]()
     documents = 0
     progress = _Progress(total_bytes=sum(file.bytes for file in files))
     chunks = chunk_pages(read_pages(files, skipped), seconds)
@@ -212,12 +228,29 @@ def _write_blocks(
         for packed, bytes_read in packed_chunks:
             with timed(seconds, "writing"):
                 writer.add(packed.batch)
-            skipped["empty"] += packed.empty
+            skipped.counts["empty"] += packed.empty
             for stage, spent in packed.seconds.items():
                 seconds[stage] += spent
             documents += packed.documents
             progress.update(documents, writer.text_bytes, bytes_read)
-    return _Built(documents, skipped, seconds, time.perf_counter() - started)
+    return _Built(documents, skipped.counts, seconds, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def _skipping(defects: Path, on_error: OnError) -> Iterator[Skipped]:
+    """Collects what is skipped; the file of defects is there if there are any."""
+    if on_error == "stop":
+        yield Skipped()
+        return
+    with defects.open("a", encoding="utf-8") as file:
+        skipped = Skipped(defects=file)
+        yield skipped
+    if not defects.stat().st_size:
+        defects.unlink()
+    if broken := skipped.counts["broken"]:
+        logger.warning(
+            "%d broken records or files were skipped; %s names them.", broken, DEFECTS_NAME
+        )
 
 
 def _count_workers(workers: int | None) -> int:

@@ -20,7 +20,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 from xml.parsers import expat
@@ -113,6 +113,27 @@ class Page:
     markup: str
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """What is left out of what is read.
+
+    Attributes:
+        counts: by reason.
+        defects: file that takes a line of JSON for each broken record or file; None to stop at the
+            first one.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    defects: IO[str] | None = None
+
+    def defect(self, error: OrqaError) -> None:
+        """Writes a defect down, or raises it."""
+        if self.defects is None:
+            raise error
+        self.counts["broken"] += 1
+        self.defects.write(json.dumps({"error": str(error)}, ensure_ascii=False) + "\n")
+
+
 def read_documents(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Document]:
     """Reads all documents of all sources in order; files of a folder by name.
 
@@ -123,7 +144,7 @@ def read_documents(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Docume
         OrqaError: a source is missing, of no known kind, damaged, or without documents; the
             message names file and line.
     """
-    for page, _ in read_pages(find_files(sources), Counter()):
+    for page, _ in read_pages(find_files(sources), Skipped()):
         yield to_document(page)
 
 
@@ -150,38 +171,44 @@ def find_files(sources: Sequence[str | os.PathLike[str]]) -> list[SourceFile]:
     return files
 
 
-def read_pages(files: Sequence[SourceFile], skipped: Counter[str]) -> Iterator[tuple[Page, int]]:
+def read_pages(files: Sequence[SourceFile], skipped: Skipped) -> Iterator[tuple[Page, int]]:
     """Reads files one after the other, in memory that depends on the longest page alone.
 
     Args:
-        skipped: counts, by reason, the pages that are no articles; added to.
+        skipped: takes the pages that are no articles, and what is broken; added to.
 
     Yields:
         A page, and the bytes read so far of all files together.
 
     Raises:
-        OrqaError: see `read_documents`.
+        OrqaError: see `read_documents`; not for what `skipped` takes.
     """
     bytes_before = 0
     for source, files_of_source in itertools.groupby(files, key=lambda file: file.source):
-        pages = 0
+        pages, broken = 0, skipped.counts["broken"]
         for file in files_of_source:
             for page, bytes_read in read_file(file, skipped):
                 pages += 1
                 yield page, bytes_before + bytes_read
             bytes_before += file.bytes
-        if not pages:
-            raise OrqaError(f"{source} holds no documents; remove it from the sources.")
+        if not pages and skipped.counts["broken"] == broken:
+            skipped.defect(OrqaError(f"{source} holds no documents; remove it from the sources."))
 
 
-def read_file(file: SourceFile, skipped: Counter[str]) -> Iterator[tuple[Page, int]]:
-    """`read_pages` of one file, which may hold no documents."""
+def read_file(file: SourceFile, skipped: Skipped) -> Iterator[tuple[Page, int]]:
+    """`read_pages` of one file, which may hold no documents.
+
+    Broken lines of JSON and rows of the wrong width are left out by themselves. Behind any other
+    defect nobody knows where the next document begins: the rest of the file is left out.
+    """
     try:
         with file.path.open("rb") as raw, _decompress(raw) as stream:
             for page in _READERS[file.kind](file, stream, skipped):
                 yield page, raw.tell()
     except DAMAGE as error:
-        raise _damaged(file.path, error) from error
+        skipped.defect(_damaged(file.path, error))
+    except OrqaError as error:
+        skipped.defect(error)
 
 
 def to_document(page: Page) -> Document:
@@ -306,32 +333,43 @@ def _decode(content: bytes, where: str) -> str:
         ) from error
 
 
-def _read_json_lines(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
-    for number, line in _lines(file, stream):
-        if line.isspace():
-            continue
-        where = f"{file.path}:{number}"
+def _read_json_lines(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
+    for number, line in enumerate(limited_lines(file.path, stream), start=1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise OrqaError(
-                f"{where} is not valid JSON ({error}); every line has to be one object with "
-                "`title` and `text`, so mend or remove this one."
-            ) from error
-        if not isinstance(record, dict):
-            raise OrqaError(
-                f"{where} is JSON but not an object; every line has to be one object with "
-                "`title` and `text`."
-            )
-        for key in ("title", "text"):
-            if not isinstance(record.get(key), str):
-                state = "is no string" if key in record else "is missing"
-                raise OrqaError(f"{where}: `{key}` {state}; mend or remove this line.")
-        identifier = record_id(where, record, default=f"{file.name}:{number}")
-        yield Page(clean(identifier), record["title"], record["text"], markup="plain")
+            page = _json_page(file, number, line)
+        except OrqaError as error:
+            skipped.defect(error)
+            continue
+        if page is not None:
+            yield page
 
 
-def _read_dpr(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+def _json_page(file: SourceFile, number: int, line: bytes) -> Page | None:
+    where = f"{file.path}:{number}"
+    text = _decode(line, where)
+    if not text or text.isspace():
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OrqaError(
+            f"{where} is not valid JSON ({error}); every line has to be one object with "
+            "`title` and `text`, so mend or remove this one."
+        ) from error
+    if not isinstance(record, dict):
+        raise OrqaError(
+            f"{where} is JSON but not an object; every line has to be one object with "
+            "`title` and `text`."
+        )
+    for key in ("title", "text"):
+        if not isinstance(record.get(key), str):
+            state = "is no string" if key in record else "is missing"
+            raise OrqaError(f"{where}: `{key}` {state}; mend or remove this line.")
+    identifier = record_id(where, record, default=f"{file.name}:{number}")
+    return Page(clean(identifier), record["title"], record["text"], markup="plain")
+
+
+def _read_dpr(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
     csv.field_size_limit(_LARGEST_PAGE)
     lines = csv.reader((line for _, line in _lines(file, stream)), delimiter="\t", strict=True)
     try:
@@ -343,10 +381,13 @@ def _read_dpr(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
         places = [header.index(column) for column in _DPR_COLUMNS]
         for row in lines:
             if len(row) != len(header):
-                raise OrqaError(
-                    f"{file.path}:{lines.line_num} has {len(row)} columns where the header has "
-                    f"{len(header)}; mend or remove this line."
+                skipped.defect(
+                    OrqaError(
+                        f"{file.path}:{lines.line_num} has {len(row)} columns where the header has "
+                        f"{len(header)}; mend or remove this line."
+                    )
                 )
+                continue
             identifier, text, title = (row[place] for place in places)
             yield Page(clean(identifier), title, text, markup="plain")
     except csv.Error as error:
@@ -356,7 +397,7 @@ def _read_dpr(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
         ) from error
 
 
-def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
     identifier, title, lines = "", "", list[str]()
     begun = size = 0  # number of the line with the open <doc>, or 0; its characters
     for number, line in _lines(file, stream):
@@ -391,12 +432,12 @@ def _read_doc_tags(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -
         )
 
 
-def _read_prose(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+def _read_prose(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
     body = _decode(read_limited(file.path, stream, _LARGEST_PAGE), str(file.path))
     yield Page(file.name, Path(_plain_name(file.path)).stem, body, markup=file.kind)
 
 
-def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
     """The text layer of all pages, and the title that the file says it has.
 
     A PDF without text, such as a scan, is skipped: it needs character recognition first.
@@ -423,7 +464,7 @@ def _read_pdf(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Ite
             f"{file.path} cannot be read as a PDF ({reason}); open it and save it again."
         ) from error
     if not body.strip():
-        skipped["PDF without text"] += 1
+        skipped.counts["PDF without text"] += 1
         return
     yield Page(file.name, title.strip() or Path(file.path.name).stem, body, markup="text")
 
@@ -440,22 +481,22 @@ def _only_errors_of(name: str) -> Iterator[None]:
         library.setLevel(before)
 
 
-def _read_mediawiki(file: SourceFile, stream: IO[bytes], skipped: Counter[str]) -> Iterator[Page]:
+def _read_mediawiki(file: SourceFile, stream: IO[bytes], skipped: Skipped) -> Iterator[Page]:
     dump = _Dump(file.path)
     while chunk := stream.read(_BUFFER):
         dump.feed(chunk)
         for fields in dump.take():
             title, body = fields["title"], fields["text"]
             if fields["ns"] not in ("0", ""):
-                skipped["other namespace"] += 1
+                skipped.counts["other namespace"] += 1
             elif fields["redirect"] or _REDIRECT.match(body):
-                skipped["redirect"] += 1
+                skipped.counts["redirect"] += 1
             elif fields["model"] not in ("wikitext", ""):
-                skipped["not wikitext"] += 1
+                skipped.counts["not wikitext"] += 1
             elif is_disambiguation(title, body):
-                skipped["disambiguation"] += 1
+                skipped.counts["disambiguation"] += 1
             elif _LIST_TITLE.match(title):
-                skipped["list"] += 1
+                skipped.counts["list"] += 1
             else:
                 yield Page(fields["id"], title, body, markup="wikitext")
     dump.feed(b"", final=True)
@@ -563,7 +604,7 @@ class _Dump:
                 )
 
 
-_READERS: dict[str, Callable[[SourceFile, IO[bytes], Counter[str]], Iterator[Page]]] = {
+_READERS: dict[str, Callable[[SourceFile, IO[bytes], Skipped], Iterator[Page]]] = {
     "json lines": _read_json_lines,
     "dpr": _read_dpr,
     "doc tags": _read_doc_tags,

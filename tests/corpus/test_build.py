@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -111,6 +112,44 @@ def test_skipped_pages_are_counted(tmp_path):
     store = build_corpus([tmp_path / "w.xml"], tmp_path / "out", TOKENIZER, workers=1)
     assert store.manifest["documents"] == 1
     assert store.manifest["skipped"] == {"empty": 1, "other namespace": 1, "redirect": 1}
+
+
+BROKEN = [
+    b'{"title": "A", "text": "Owls hunt at night."}',
+    b'{"title": "B"}',
+    b"not JSON",
+    b'{"title": "C", "text": "Owls \xff"}',
+    b"[1]",
+    b'{"title": "D", "text": "An owl is a bird."}',
+]
+
+
+def test_broken_records_stop_the_build_or_are_named(tmp_path):
+    source = tmp_path / "docs.jsonl"
+    source.write_bytes(b"\n".join(BROKEN) + b"\n")
+    with pytest.raises(OrqaError, match=r"docs\.jsonl:2: `text` is missing"):
+        build_corpus([source], tmp_path / "out", TOKENIZER, workers=1)
+    assert not (tmp_path / "out").exists()
+
+    store = build_corpus([source], tmp_path / "out", TOKENIZER, on_error="skip", workers=1)
+    assert [store.title(i) for i in range(len(store))] == ["A", "D"]
+    assert store.manifest["skipped"] == {"broken": 4, "empty": 0}
+    lines = (tmp_path / "out" / "skipped.jsonl").read_text("utf-8").splitlines()
+    named = [json.loads(line)["error"].split(" ")[0] for line in lines]
+    assert named == [f"{source}:{n}" for n in ("2:", "3", "4", "5")]
+
+    # What is appended later is named behind it; where nothing is broken, nothing is written.
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"id": "E", "title": "E", "text": "Owls."}\n' * 9)[:-6])
+    wide = tmp_path / "wide.tsv"
+    wide.write_text("id\ttext\ttitle\n1\tOwls.\tF\textra\n2\tOwls sleep.\tG\n")
+    grown = append_to_corpus([cut, wide], tmp_path / "out", on_error="skip", workers=1)
+    assert grown.manifest["skipped"]["broken"] == 6
+    assert grown.title(len(grown) - 1) == "G"
+    assert len((tmp_path / "out" / "skipped.jsonl").read_text("utf-8").splitlines()) == 6
+    source.write_bytes(BROKEN[0])
+    build_corpus([source], tmp_path / "clean", TOKENIZER, on_error="skip", workers=1)
+    assert not (tmp_path / "clean" / "skipped.jsonl").exists()
 
 
 def test_reports_without_a_terminal(source, tmp_path, caplog, monkeypatch):

@@ -6,13 +6,12 @@ import json
 import logging
 import lzma
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orqa_jax.corpus.readers import Document, clean, find_files, read_documents, read_pages
+from orqa_jax.corpus.readers import Document, Skipped, clean, find_files, read_documents, read_pages
 from orqa_jax.errors import OrqaError
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
@@ -254,11 +253,11 @@ def test_pdfs(tmp_path, caplog):
             Document("plain.pdf", "plain", "One page."),
         ]
     assert not caplog.text
-    skipped = Counter[str]()
+    skipped = Skipped()
     assert not list(read_pages(find_files([tmp_path / "plain.pdf"]), skipped))[1:]
     with pytest.raises(OrqaError, match=r"scan\.pdf holds no documents"):
         list(read_pages(find_files([tmp_path / "scan.pdf"]), skipped))
-    assert skipped == {"PDF without text": 1}
+    assert skipped.counts == {"PDF without text": 1}
 
 
 # -- what cannot be read
@@ -364,10 +363,10 @@ def test_mediawiki_keeps_articles_only(tmp_path, name):
         Document("5", "Owl", "An owl & more."),
         Document("6", "Listowel", "A town."),
     ]
-    skipped: Counter[str] = Counter()
+    skipped = Skipped()
     for _ in read_pages(find_files([path]), skipped):
         pass
-    assert skipped == {
+    assert skipped.counts == {
         "redirect": 2,
         "other namespace": 1,
         "not wikitext": 1,
@@ -415,7 +414,7 @@ def test_memory_does_not_grow_with_the_dump(tmp_path):
             file.write(page(f"P{i}", f"Text {i}. " * 1000))
         file.write("</mediawiki>")
     tracemalloc.start()
-    pages = sum(1 for _ in read_pages(find_files([path]), Counter()))
+    pages = sum(1 for _ in read_pages(find_files([path]), Skipped()))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert pages == 1500
@@ -426,7 +425,7 @@ def test_bytes_read_reach_the_size_of_the_files(tmp_path):
     one = write(tmp_path / "1.jsonl", json_lines(*[{"title": "t", "text": "x" * 999}] * 5000))
     two = write(tmp_path / "2.jsonl.gz", gzip.compress(one.read_bytes()))
     files = find_files([one, two])
-    positions = [position for _, position in read_pages(files, Counter())]
+    positions = [position for _, position in read_pages(files, Skipped())]
     assert positions == sorted(positions)
     assert positions[0] < one.stat().st_size
     assert positions[-1] == one.stat().st_size + two.stat().st_size
