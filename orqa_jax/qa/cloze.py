@@ -112,7 +112,10 @@ def _french() -> Grammar:
             rf"|[IVX]+[eᵉ] siècle(?: {era})?)(?![\w.,]?\d)(?<=\.|\b)(?!\w)"
         ),
         _number("[\u00a0\u202f ]", ",", "mille|millions?|milliards?"),
-        regex.compile("(?:lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche)", regex.IGNORECASE),
+        regex.compile(
+            r"(?:(?i:lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche)"
+            r"|(?:[CDJLMNST]|Qu)['’]\p{Ll}[\p{L}'’\-]*)"  # "C'est"
+        ),
     )
 
 
@@ -139,8 +142,11 @@ _CAPITALISED = (
     rf"(?:{_TITLE}|\p{{Lu}}(?:\.(?:\p{{Lu}}\.)*|{_LETTERS}*(?:['’\-]\p{{L}}{_LETTERS}*)*))"
 )
 _PARTICLE = r"(?:of|the|de|da|del|della|der|di|du|la|le|van|von|bin|ibn|al|y)"
+# Not within "O'Brien", but behind the article of "l'Europe".
+_BEFORE_NAME = r"(?:(?<![\w'’])|(?<=\b(?:[cdjlmnst]|qu)['’]))"
 _NAME = regex.compile(
-    rf"(?<![\w'’]){_CAPITALISED}(?: (?:{_CAPITALISED}|{_PARTICLE}(?: {_PARTICLE})?(?= \p{{Lu}})))*+"
+    rf"{_BEFORE_NAME}{_CAPITALISED}"
+    rf"(?: (?:{_CAPITALISED}|{_PARTICLE}(?: {_PARTICLE})?(?= \p{{Lu}})))*+"
 )
 _WORD = regex.compile(r"\p{L}[\p{L}\p{N}]*")
 _POSSESSIVE = regex.compile(r"['’]s?$")

@@ -112,6 +112,11 @@ def test_spans_by_hand(sentence, expected):
             "Vers 44 av. J.-C. et au XVe siècle on en comptait 3,5 millions.",
             [("44 av. J.-C.", "date"), ("XVe siècle", "date"), ("3,5 millions", "number")],
         ),
+        (
+            "french",
+            "C'est près de l'Institut Roy qu'Anne O'Dell est née.",
+            [("Institut Roy", "name"), ("Anne O'Dell", "name")],
+        ),
     ],
 )
 def test_spans_of_other_languages(language, sentence, expected):
