@@ -6,6 +6,7 @@ Each variant becomes an ordinary run folder, ``OUT/runs/NAME``, on which every `
 What two variants have in common is made once: a retriever is known by its settings, the corpus and
 the encoder that it starts from, block embeddings by the retriever's weights, a reader by all of
 these. So a sweep that was stopped goes on where it was, and a new variant costs only what is new.
+Retrieval by BM25 alone stands in the last row, for all to be held against.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.command_line import run_experiment
+from orqa_jax.baselines.dense import UntrainedConfig, save_untrained
 from orqa_jax.corpus.store import BlockStore
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import bootstrap_interval, paired_bootstrap
@@ -28,6 +30,7 @@ from orqa_jax.index.bm25 import BM25Index
 from orqa_jax.index.embeddings import open_embeddings
 from orqa_jax.index.exact import ExactIndex
 from orqa_jax.index.manifest import write_json
+from orqa_jax.index.protocol import Index
 from orqa_jax.models.retriever import DualEncoder, retriever_config_from_dict
 from orqa_jax.models.weights import fingerprint_params, load_bert
 from orqa_jax.predict import Answer, DenseRetriever, load_answerer, predict_file
@@ -45,6 +48,7 @@ from orqa_jax.train.metrics import read_metrics
 logger = logging.getLogger("orqa_jax.sweep")
 
 BASELINE = "baseline"
+BM25 = "BM25"
 RETRIEVED = 100
 # What is reported of retrieval alone, and of the fine-tuned whole.
 _ZERO_SHOT_METRICS = ("recall@1", "recall@5", "recall@20", "recall@100")
@@ -66,7 +70,9 @@ class SweepConfig:
       finetune: Settings of ``FinetuneConfig`` in the baseline; empty to stop at zero-shot
         retrieval.
       variants: List of ``{"name": ..., "ict": {...}, "finetune": {...}, "train": ...}``: what each
-        changes.
+        changes. ``"untrained": KIND`` in the place of ``ict`` is a retriever without pre-training,
+        see ``UntrainedConfig``. With ``evidence`` in ``finetune`` the beam is that of BM25, or of
+        both.
       seeds: Each variant is trained with each; the table has the means of every question over them.
       train: JSONL file of question-answer pairs to fine-tune on.
     """
@@ -85,12 +91,23 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One row of the table: its name and the settings of its two trainings, without places."""
+    """One row of the table: its name and the settings of its two trainings, without places.
+
+    Attributes:
+      name: Of the row.
+      ict: Settings of ICT; of ``UntrainedConfig``, if they have a ``kind``.
+      finetune: Settings of fine-tuning, or None for none.
+      train: File of question-answer pairs.
+    """
 
     name: str
     ict: Mapping[str, Any]
     finetune: Mapping[str, Any] | None
     train: str
+
+    @property
+    def evidence(self) -> str:
+        return (self.finetune or {}).get("evidence", "dense")
 
 
 def variants_of(config: SweepConfig) -> list[Variant]:
@@ -101,13 +118,15 @@ def variants_of(config: SweepConfig) -> list[Variant]:
     """
     found = [Variant(BASELINE, config.ict, config.finetune or None, config.train)]
     for number, given in enumerate(config.variants, 1):
-        unknown = given.keys() - {"name", "ict", "finetune", "train"}
+        unknown = given.keys() - {"name", "ict", "untrained", "finetune", "train"}
         name = given.get("name")
         if unknown or not (isinstance(name, str) and _folder_name(name)):
             raise OrqaError(
-                f"Variant {number} of the sweep needs a name, and may have ict, finetune and "
-                f"train, not {', '.join(sorted(unknown)) or 'no name'}."
+                f"Variant {number} of the sweep needs a name, and may have ict or untrained, "
+                f"finetune and train, not {', '.join(sorted(unknown)) or 'no name'}."
             )
+        if "ict" in given and "untrained" in given:
+            raise OrqaError(f"Variant {name!r} has both ict and untrained; it can have one.")
         changes = given.get("finetune", {})
         if (changes or "train" in given) and not config.finetune:
             raise OrqaError(
@@ -116,18 +135,26 @@ def variants_of(config: SweepConfig) -> list[Variant]:
             )
         fine = {**config.finetune, **changes} if config.finetune else None
         pretraining = {**config.ict, **given.get("ict", {})}
+        if "untrained" in given:
+            lengths = ("question_length", "block_length")
+            kept = {name: config.ict[name] for name in lengths if name in config.ict}
+            pretraining = {"kind": given["untrained"], **kept}
         found.append(Variant(name, pretraining, fine, given.get("train", config.train)))
     names = [variant.name for variant in found]
     folders = [_folder_name(name) for name in names]
-    if len(set(folders)) < len(folders):
-        raise OrqaError(f"The variants of a sweep need different names, not {', '.join(names)}.")
+    if len({*folders, BM25}) <= len(folders):
+        raise OrqaError(
+            f"The variants of a sweep need different names, none of them {BM25}, not "
+            f"{', '.join(names)}."
+        )
     placed = {key: "-" for key in _PLACES}
     for variant in found:
         # Every mistake is found before the first hour of training.
         places = {key: placed[key] for key in ("corpus", "encoder", "out")}
-        make_config(ict.ICTConfig, {**variant.ict, **places})
+        make_config(_pretraining(variant), {**variant.ict, **places})
         if variant.finetune is not None:
-            make_config(FinetuneConfig, {**variant.finetune, **placed})
+            bm25 = {} if variant.evidence == "dense" else {"bm25": "-"}
+            make_config(FinetuneConfig, {**variant.finetune, **placed, **bm25})
     return found
 
 
@@ -161,6 +188,7 @@ def sweep(config: SweepConfig) -> Path:
         scores[variant.name] = {
             name: np.mean([found[name] for found in of_seeds], axis=0) for name in of_seeds[0]
         }
+    scores[BM25] = measure(retrieve_by_bm25(config), Path(config.test))
     summary = summarize_sweep(config, scores)
     write_json(out / SWEEP_NAME, summary)
     page, _ = write_report([out], out / "report")
@@ -185,7 +213,11 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int, encoder: str) 
     settings = {**variant.ict, "seed": seed}
     trained = out / "shared" / _key("ict", settings, store.fingerprint, encoder)
     places = {"corpus": config.corpus, "encoder": config.encoder, "out": str(trained)}
-    ict.pretrain(make_config(ict.ICTConfig, settings | places))
+    made = make_config(_pretraining(variant), settings | places)
+    if isinstance(made, UntrainedConfig):
+        save_untrained(made)
+    else:
+        ict.pretrain(made)
     _link(run / "ict", trained)
     model = trained / "model"
     weights = describe_model(model, kind=ict.MODEL_KIND)["weights_fingerprint"]
@@ -206,17 +238,42 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int, encoder: str) 
         "train": variant.train,
         "out": str(tuned),
     }
-    finetune(make_config(FinetuneConfig, settings | places))
-    _link(run / "finetune", tuned)
-    bm25 = out / "shared" / _key("bm25", {}, store.fingerprint)
-    if not (bm25 / "manifest.json").exists():
-        BM25Index.build(store, bm25)
+    bm25 = bm25_folder(config, store)
     _link(run / "bm25", bm25)
+    system, folder = "orqa", run / "finetune"
+    if variant.evidence != "dense":
+        places["bm25"] = str(bm25)
+        system, folder = f"trained_{variant.evidence}", run / f"finetune_{variant.evidence}"
+    finetune(make_config(FinetuneConfig, settings | places))
+    _link(folder, tuned)
     predictions = run / "predictions" / "orqa.jsonl"
     made_by = describe_model(tuned / "model", kind="question answerer")["weights_fingerprint"]
     if not _is_made_by(predictions, made_by, Path(config.test)):
         about = {"weights_fingerprint": made_by}
-        predict_file(load_answerer(run), Path(config.test), predictions, about=about)
+        answerer = load_answerer(run, system=system)
+        predict_file(answerer, Path(config.test), predictions, about=about)
+    return run
+
+
+def bm25_folder(config: SweepConfig, store: BlockStore) -> Path:
+    """The BM25 index that all variants share; made if it is not there."""
+    folder = Path(config.out) / "shared" / _key("bm25", {}, store.fingerprint)
+    BM25Index.build(store, folder)
+    return folder
+
+
+def retrieve_by_bm25(config: SweepConfig) -> Path:
+    """Writes what BM25 finds for the test questions; returns its run folder."""
+    store, run = BlockStore(config.corpus), Path(config.out) / "runs" / BM25
+    run.mkdir(parents=True, exist_ok=True)
+    _link(run / "corpus", Path(config.corpus))
+    folder = bm25_folder(config, store)
+    _link(run / "bm25", folder)
+    out, made_by = run / "predictions" / "zero_shot.jsonl", f"BM25 of {store.fingerprint}"
+    if not _is_made_by(out, made_by, Path(config.test)):
+        bm25 = BM25Index.open(folder, corpus_fingerprint=store.fingerprint)
+        system = RetrieverAlone(store, bm25)
+        predict_file(system, Path(config.test), out, about={"weights_fingerprint": made_by})
     return run
 
 
@@ -225,7 +282,7 @@ class RetrieverAlone:
     """A `predict.System` that finds blocks and answers nothing."""
 
     store: BlockStore
-    retriever: DenseRetriever
+    retriever: Index[Sequence[str]]
     reader_beam: int | None = None
 
     def answer(self, questions: Sequence[str], /) -> list[Answer]:
@@ -266,7 +323,8 @@ def measure(run: Path, test: Path) -> dict[str, np.ndarray]:
     if (run / "predictions" / "orqa.jsonl").exists():
         scores = evaluate_file(run / "predictions" / "orqa.jsonl", test).per_question
         found |= {name: scores[name] for name in _FINE_TUNED_METRICS}
-        lines = read_metrics(run / "finetune" / "metrics.jsonl")
+        (tuned,) = run.glob("finetune*")
+        lines = read_metrics(tuned / "metrics.jsonl")
         share = np.mean([line["no_signal"] for line in lines])
         found["no signal"] = np.full(len(scores["exact_match"]), share)
     return found
@@ -282,7 +340,7 @@ def summarize_sweep(
         row: dict[str, Any] = {"name": name, "metrics": {}, "against_first": {}}
         for key, values in of_variant.items():
             row["metrics"][key] = dataclasses.asdict(bootstrap_interval(values))
-            if name != BASELINE and key != "no signal":
+            if name != BASELINE and key != "no signal" and key in baseline:
                 difference, p_value = paired_bootstrap(values, baseline[key])
                 row["against_first"][key] = dataclasses.asdict(difference) | {"p": p_value}
         rows.append(row)
@@ -300,6 +358,10 @@ def summarize_sweep(
 def _key(stage: str, settings: Mapping[str, Any], *fingerprints: str) -> str:
     told = json.dumps([dict(sorted(settings.items())), *fingerprints])
     return f"{stage}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+def _pretraining(variant: Variant) -> type[ict.ICTConfig] | type[UntrainedConfig]:
+    return UntrainedConfig if "kind" in variant.ict else ict.ICTConfig
 
 
 def _folder_name(name: str) -> str:

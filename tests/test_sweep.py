@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tiny_world import FINETUNE_SETTINGS, ICT_SETTINGS, questions, world, write_jsonl
 
-from experiments.configs import sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate
+from experiments.configs import main_table, sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate
 from experiments.new_encoder import write_new_bert
-from experiments.sweep import BASELINE, SweepConfig, summarize_sweep, sweep, variants_of
+from experiments.sweep import BASELINE, BM25, SweepConfig, summarize_sweep, sweep, variants_of
 from orqa_jax.errors import OrqaError
 from orqa_jax.eval.bootstrap import bootstrap_interval, paired_bootstrap
 from orqa_jax.models.bert import BertConfig
@@ -63,7 +63,7 @@ def stages_of(out):
 
 def test_what_is_there_is_not_made_again(swept):
     _, out, _, stamps = swept
-    assert stages_of(out) == ["ict", "ict", "index", "index"]
+    assert stages_of(out) == ["bm25", "ict", "ict", "index", "index"]
     assert len(stamps) == 4
     assert stamps_of(out).items() > stamps.items()
     runs = out / "runs"
@@ -74,13 +74,16 @@ def test_what_is_there_is_not_made_again(swept):
 def test_the_table_is_that_of_the_predictions(swept):
     config, out, page, _ = swept
     summary = json.loads((out / "sweep.json").read_text())
-    assert [row["name"] for row in summary["rows"]] == [BASELINE, "no ICT"]
-    for row, run in zip(summary["rows"], (BASELINE, "no-ICT"), strict=True):
+    runs = {BASELINE: BASELINE, "no ICT": "no-ICT", BM25: BM25}
+    assert [row["name"] for row in summary["rows"]] == list(runs)
+    for row, run in zip(summary["rows"], runs.values(), strict=True):
         judged = judge_file(
             out / "runs" / run / "predictions" / "zero_shot.jsonl", Path(config.test)
         )
         expected = np.mean([one.rank_token is not None and one.rank_token <= 5 for one in judged])
         assert row["metrics"]["zero-shot recall@5"]["mean"] == pytest.approx(expected)
+    # The world's questions share their words with the blocks that answer them.
+    assert summary["rows"][2]["metrics"]["zero-shot recall@5"]["mean"] == 1
     content = page.read_text("utf-8")
     assert "Ablations: Tiny" in content
     assert "no ICT" in content
@@ -90,12 +93,20 @@ def test_the_table_is_that_of_the_predictions(swept):
 def test_fine_tuned_variants_share_their_pre_training(tmp_path):
     test = write_jsonl(tmp_path / "test.jsonl", questions()[:6])
     fine = {**FINETUNE_SETTINGS, "epochs": 0.3, "checkpoint_every": 9}
-    variants = [{"name": "no early update", "finetune": {"early_update": False}}]
+    variants = [
+        {"name": "no early update", "finetune": {"early_update": False}},
+        {"name": "BM25 and reader", "finetune": {"evidence": "bm25"}},
+        {"name": "averaged", "untrained": "static"},
+    ]
     sweep(config(tmp_path / "out", test, finetune=fine, variants=variants))
     out = tmp_path / "out"
-    assert stages_of(out) == ["bm25", "finetune", "finetune", "ict", "index"]
-    baseline, other = json.loads((out / "sweep.json").read_text())["rows"]
-    for row, run in ((baseline, BASELINE), (other, "no-early-update")):
+    stages = ["bm25", *["finetune"] * 4, "ict", "ict", "index", "index"]
+    assert stages_of(out) == stages
+    rows = json.loads((out / "sweep.json").read_text())["rows"]
+    assert [row["name"] for row in rows][-1] == BM25
+    other = rows[1]
+    for row in rows[:-1]:
+        run = row["name"].replace(" ", "-")
         judged = judge_file(out / "runs" / run / "predictions" / "orqa.jsonl", test)
         expected = np.mean([one.exact_match for one in judged])
         assert row["metrics"]["exact_match"]["mean"] == pytest.approx(expected)
@@ -146,6 +157,9 @@ def test_means_over_seeds_and_differences():
         ({"variants": [{"name": "x", "itc": {}}]}, "not itc"),
         ({"variants": [{"name": "x"}, {"name": "x!"}]}, "different names"),
         ({"variants": [{"name": "baseline"}]}, "different names"),
+        ({"variants": [{"name": "BM25"}]}, "none of them BM25"),
+        ({"variants": [{"name": "x", "untrained": "static", "ict": {}}]}, "it can have one"),
+        ({"variants": [{"name": "x", "untrained": "other"}]}, "kind"),
         (
             {"variants": [{"name": "x", "ict": {"mask": 1}}]},
             "no setting mask; did you mean mask_rate",
@@ -173,7 +187,9 @@ def test_mistakes_are_found_before_training(tmp_path, changes, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", [sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate])
+@pytest.mark.parametrize(
+    "module", [main_table, sweep_cloze, sweep_fidelity, sweep_ict, sweep_mask_rate]
+)
 def test_the_sweeps_that_are_there(module):
     made = make_config(SweepConfig, module.get_config().to_dict())
     names = [variant.name for variant in variants_of(made)]
