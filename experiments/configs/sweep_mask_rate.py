@@ -19,11 +19,11 @@ def get_config() -> ConfigDict:
             "out": "runs/sweep_mask_rate",
             "seeds": [0],
             "ict": {
-                "steps": 400,
+                "steps": 300,
                 "batch_size": 64,
                 "learning_rate": 5e-4,
                 "projection_learning_rate_factor": 1.0,
-                "warmup_steps": 40,
+                "warmup_steps": 30,
                 "mask_rate": 0.9,
                 "pooling": "mean",
                 "shared_towers": True,

@@ -151,6 +151,43 @@ def test_when_one_dies_the_others_end_within_a_minute(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_when_one_freezes_the_others_end_within_a_minute(tmp_path):
+    config = ict_config(tmp_path / "ict", corpus=str(indexed_run() / "corpus"), steps=5000)
+    processes = start(config, 2, tmp_path)
+    wait_for_step(tmp_path / "ict", processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    frozen = time.monotonic()
+    try:
+        status = processes[0].wait(timeout=120)
+        assert time.monotonic() - frozen < 60
+        assert status != 0
+        # What wakes up is told that the others are gone.
+        processes[1].send_signal(signal.SIGCONT)
+        assert processes[1].wait(timeout=120) != 0
+    finally:
+        finish(processes, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_slow_process_changes_nothing_but_the_time(tmp_path):
+    config = ict_config(tmp_path / "ict", corpus=str(indexed_run() / "corpus"))
+    processes = start(config, 2, tmp_path)
+    naps = 0
+    while processes[1].poll() is None:
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        processes[1].send_signal(signal.SIGCONT)
+        naps += 1
+        time.sleep(0.1)
+    statuses, logs = finish(processes, tmp_path)
+    assert naps > 10
+    assert statuses == [0, 0], logs
+    same_weights(tmp_path / "ict", indexed_run() / "ict", steps=6)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_with_other_devices_and_processes(tmp_path):
     """8 devices, then 1, then 4, then two processes: the trajectory of 8 devices throughout."""
