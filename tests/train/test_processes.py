@@ -177,10 +177,10 @@ def test_a_slow_process_changes_nothing_but_the_time(tmp_path):
     naps = 0
     while processes[1].poll() is None:
         processes[1].send_signal(signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(0.3)
         processes[1].send_signal(signal.SIGCONT)
         naps += 1
-        time.sleep(0.1)
+        time.sleep(0.7)
     statuses, logs = finish(processes, tmp_path)
     assert naps > 10
     assert statuses == [0, 0], logs
