@@ -6,7 +6,7 @@ Needs torch, sentence-transformers and transformers beside the package (they are
 
 Both have the weights of ENCODER (a BertModel folder, 6 layers in the docs), mean pooling, float32
 parameters, dropout off, AdamW, and the same 128-wordpiece sequences, of which a tenth is padding.
-Encoding is `SentenceTransformer.forward` under `no_grad` and our `encode_blocks`. Training at the
+Encoding is `SentenceTransformer.forward` under `no_grad` and our `encode_program`. Training at the
 first batch size is against MultipleNegativesRankingLoss, at the others, in chunks of 64, against
 CachedMultipleNegativesRankingLoss. Each system has a process of its own; rounds alternate between
 all, and the fastest of each counts, so that what else runs on the machine weighs on all alike.
@@ -35,6 +35,7 @@ from sentence_transformers.models import Pooling, Transformer
 from orqa_jax.models.retriever import init_dual_encoder
 from orqa_jax.models.weights import load_bert
 from orqa_jax.train import ict
+from orqa_jax.train.encode import encode_program
 from orqa_jax.train.mesh import make_mesh, tree_shardings
 from orqa_jax.train.state import initial_state
 
@@ -65,15 +66,10 @@ def ours(encoder: Path, batch_size: int, dtype: Any) -> Iterator[tuple[str, Call
     mesh = make_mesh()
     params = init_dual_encoder(model.config, jax.random.key(0), bert_params)
     inputs = jax.tree.map(jnp.asarray, sequences(batch_size, bert_config.vocab_size))
-    encode = jax.jit(
-        lambda params, inputs: model.apply(
-            {"params": params},
-            *(inputs[name] for name in ("token_ids", "mask", "segment_ids")),
-            method="encode_blocks",
-        )
-    )
+    encode = encode_program(model, mesh)
+    arrays = [inputs[name] for name in ("token_ids", "mask", "segment_ids")]
     if batch_size <= CHUNK:
-        yield "encode", lambda: jax.block_until_ready(encode(params, inputs))
+        yield "encode", lambda: jax.block_until_ready(encode({"params": params}, *arrays))
     state = initial_state(jax.tree.map(jnp.copy, params), optimizer)
     step = ict.make_step(config, model, optimizer, mesh, tree_shardings(mesh, state))
     batch = {

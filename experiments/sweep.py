@@ -221,8 +221,9 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int, encoder: str) 
     _link(run / "ict", trained)
     model = trained / "model"
     weights = describe_model(model, kind=ict.MODEL_KIND)["weights_fingerprint"]
-    index = out / "shared" / _key("index", {}, store.fingerprint, weights)
-    encode_corpus(EncodeConfig(corpus=config.corpus, retriever=str(model), out=str(index)))
+    dtype = config.ict.get("dtype", "float32")
+    index = out / "shared" / _key("index", {"dtype": dtype}, store.fingerprint, weights)
+    encode_corpus(EncodeConfig(config.corpus, str(model), str(index), dtype=dtype))
     _link(run / "index", index)
     retrieve_file(run, Path(config.test), run / "predictions" / "zero_shot.jsonl")
     if variant.finetune is None:

@@ -91,10 +91,11 @@ def test_pairs_are_split_by_question(letters, held_out):
 
 
 def test_the_number_of_blocks_is_foretold(monkeypatch):
-    whole = foretell_blocks(str(world().documents), world().tokenizer, 48)
+    config = FitConfig(documents=str(world().documents), out="-")
+    whole = foretell_blocks(config, world().tokenizer, 48)
     assert whole == len(world().store)
     monkeypatch.setattr(fit, "_SAMPLE_CHARACTERS", 3000)
-    part = foretell_blocks(str(world().documents), world().tokenizer, 48)
+    part = foretell_blocks(config, world().tokenizer, 48)
     assert part != whole
     assert part == pytest.approx(whole, rel=0.25)
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from orqa_jax.corpus.store import BlockStore
@@ -33,8 +35,10 @@ from orqa_jax.train.stop import stop_request
 
 # Blocks of one step of progress: what an interruption can lose.
 _CHUNK_BLOCKS = 1024
-# Wordpieces of one batch on one device: enough to keep it busy, small enough for its caches.
-_WORDPIECES_PER_BATCH = 4096
+# Wordpieces of one batch on one device, and of what a processor computes at a time: small enough
+# for its caches.
+_WORDPIECES_PER_BATCH = 8192
+_WORDPIECES_IN_CACHE = 1024
 # Batches are padded to a multiple of this, so that few shapes are compiled.
 _LENGTH_STEP = 32
 _SECONDS_BETWEEN_LOG_LINES = 10
@@ -231,8 +235,23 @@ def _of_first_blocks(out: Path, store: BlockStore, weights_fingerprint: str) -> 
 
 
 @functools.cache
-def _program(model: DualEncoder) -> Callable[..., jax.Array]:
-    return jax.jit(functools.partial(model.apply, method="encode_blocks"))
+def encode_program(model: DualEncoder, mesh: Mesh) -> Callable[..., jax.Array]:
+    """Compiled ``(variables, token_ids_BL, mask_BL, segment_ids_BL) -> block_BP``, of all B rows.
+
+    A processor encodes a few rows after the other, so that what a layer makes stays in its caches.
+    """
+    encode = functools.partial(model.apply, method="encode_blocks")
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return jax.jit(encode)
+
+    def encode_in_parts(variables: Params, *arrays_BL: jax.Array) -> jax.Array:
+        rows, length = arrays_BL[0].shape
+        size = math.gcd(rows, max(_WORDPIECES_IN_CACHE // length, 1))
+        parts = [array.reshape(rows // size, size, length) for array in arrays_BL]
+        encoded = jax.lax.map(lambda part: encode(variables, *part), parts)
+        return encoded.reshape(rows, -1)
+
+    return jax.jit(encode_in_parts)
 
 
 def write_vectors(
@@ -248,12 +267,12 @@ def write_vectors(
     Yields:
       Whether a round ends here: in each process one chunk, if it has one left.
     """
-    variables = jax.device_put({"params": encoder.params})
-    encode = functools.partial(_program(encoder.model), variables)
-    if before_MP is None:
-        before_MP = np.empty((0, writer.projection_size), np.float32)
     # Each process has blocks of its own, so its devices need not wait for those of others.
     mesh = make_mesh(jax.local_devices())
+    variables = jax.device_put({"params": encoder.params})
+    encode = functools.partial(encode_program(encoder.model, mesh), variables)
+    if before_MP is None:
+        before_MP = np.empty((0, writer.projection_size), np.float32)
     total = sum(len(blocks) for blocks in writer.pending)
     quiet = not sys.stderr.isatty()
     started = said = time.monotonic()
@@ -306,7 +325,8 @@ def length_batches(
     found = []
     while len(rows):
         length = min(-(-int(used[rows[0]]) // _LENGTH_STEP) * _LENGTH_STEP, longest)
-        size = max(_WORDPIECES_PER_BATCH // length, 1) * devices
+        part = max(_WORDPIECES_IN_CACHE // length, 1)
+        size = part * (_WORDPIECES_PER_BATCH // _WORDPIECES_IN_CACHE) * devices
         found.append((np.resize(rows[:size], size), length))
         rows = rows[size:]
     return found

@@ -13,7 +13,15 @@ from oracles import bert as oracle
 from oracles.checkpoint import write_checkpoint
 
 from orqa_jax.errors import OrqaError
-from orqa_jax.models.bert import Bert, BertConfig, attend, drop_weights, truncate_bert
+from orqa_jax.models.bert import (
+    Bert,
+    BertConfig,
+    attend,
+    bfloat16_product,
+    drop_weights,
+    own_attention,
+    truncate_bert,
+)
 from orqa_jax.models.weights import load_bert
 
 CONFIG = oracle.tiny_config()
@@ -120,6 +128,80 @@ def test_bfloat16_computes_low_and_keeps_float32_parameters(loaded):
     np.testing.assert_allclose(low.astype(np.float32), hidden, atol=0.1)
     fresh = jax.eval_shape(Bert(config, jnp.bfloat16).init, jax.random.key(0), *INPUTS)
     assert {leaf.dtype for leaf in jax.tree.leaves(fresh)} == {jnp.dtype("float32")}
+
+
+def rounded(rng, *shape):
+    """Normal numbers that bfloat16 holds exactly."""
+    return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+
+
+def in_float64(array):
+    return np.asarray(array.astype(jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (2, 40, 64)])
+def test_bfloat16_products_and_their_gradients_are_summed_in_float32(shape):
+    rng = np.random.default_rng(0)
+    inputs, kernel = rounded(rng, *shape), rounded(rng, shape[-1], 9)
+    gradient = rounded(rng, *shape[:-1], 9)
+
+    def both(inputs, kernel, gradient):
+        product, pull = jax.vjp(bfloat16_product, inputs, kernel)
+        return product, *pull(gradient.astype(jnp.float32))
+
+    product, of_inputs, of_kernel = jax.jit(both)(inputs, kernel.astype(jnp.float32), gradient)
+    assert (product.dtype, of_inputs.dtype, of_kernel.dtype) == (
+        jnp.float32,
+        jnp.bfloat16,
+        jnp.float32,
+    )
+    x, w, g = map(in_float64, (inputs, kernel, gradient))
+    np.testing.assert_allclose(product, x @ w, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(
+        of_kernel, x.reshape(-1, shape[-1]).T @ g.reshape(-1, 9), rtol=1e-6, atol=1e-5
+    )
+    np.testing.assert_allclose(in_float64(of_inputs), g @ w.T, rtol=2**-8, atol=1e-5)
+
+
+def test_bfloat16_attention_has_the_gradient_of_float32():
+    rng = np.random.default_rng(0)
+    mask_BL = np.arange(24) < np.array([[24], [1], [17]])
+    arrays = [rounded(rng, 3, 24, 2, 16) for _ in range(3)]
+    weights = rng.normal(size=(3, 24, 2, 16)) * mask_BL[..., None, None]
+
+    def loss(arrays):
+        attended = own_attention(*arrays, mask_BL, weight_dropout=None)
+        return jnp.sum(attended.astype(jnp.float32) * weights)
+
+    low = jax.jit(jax.grad(loss))(arrays)
+    exact = jax.jit(jax.grad(loss))([array.astype(jnp.float32) for array in arrays])
+    for found, expected in zip(low, exact, strict=True):
+        assert found.dtype == jnp.bfloat16
+        error = in_float64(found) - in_float64(expected)
+        assert np.linalg.norm(error) < 0.01 * np.linalg.norm(expected)
+        # A sequence of one wordpiece attends to itself, whatever the query and the key.
+        np.testing.assert_array_equal(in_float64(found)[1, 1:], 0.0)
+
+
+def test_training_in_bfloat16_has_the_gradients_of_float32(loaded):
+    config, params = loaded
+
+    def gradients_in(dtype):
+        bert = Bert(config, dtype)
+        return jax.jit(
+            jax.grad(
+                lambda params: jnp.square(
+                    bert.apply({"params": params}, *INPUTS)[:, 0].astype(jnp.float32) - 1.0
+                ).sum()
+            )
+        )(params)
+
+    low, exact = gradients_in(jnp.bfloat16), gradients_in(jnp.float32)
+    norms = jax.tree.map(lambda a, b: (jnp.linalg.norm(a - b), jnp.linalg.norm(b)), low, exact)
+    for name, (error, size) in traverse_util.flatten_dict(norms, sep="/").items():
+        # A key's bias moves all logits of a query alike: its gradient is rounding alone.
+        if not name.endswith("key/bias"):
+            assert error <= 0.05 * size, name
 
 
 @functools.partial(jax.jit, static_argnums=0)
