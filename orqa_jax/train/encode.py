@@ -56,7 +56,8 @@ class EncodeConfig:
       out: Folder for the embeddings.
       search: What to prepare beside the vectors for a search other than the exact one; see
         ``orqa_jax.index.dense``.
-      dtype: "float32", or "bfloat16" for accelerators; vectors are stored in float32.
+      dtype: "float32", or "bfloat16" for accelerators and processors with AMX; vectors are
+        stored in float32.
     """
 
     corpus: str
@@ -246,7 +247,7 @@ def encode_program(model: DualEncoder, mesh: Mesh) -> Callable[..., jax.Array]:
 
     def encode_in_parts(variables: Params, *arrays_BL: jax.Array) -> jax.Array:
         rows, length = arrays_BL[0].shape
-        size = math.gcd(rows, max(_WORDPIECES_IN_CACHE // length, 1))
+        size = math.gcd(rows, _rows_in_cache(length))
         parts = [array.reshape(rows // size, size, length) for array in arrays_BL]
         encoded = jax.lax.map(lambda part: encode(variables, *part), parts)
         return encoded.reshape(rows, -1)
@@ -306,6 +307,10 @@ def write_vectors(
             yield True
 
 
+def _rows_in_cache(length: int) -> int:
+    return max(_WORDPIECES_IN_CACHE // length, 1)
+
+
 def _barrier(name: str) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
@@ -325,8 +330,9 @@ def length_batches(
     found = []
     while len(rows):
         length = min(-(-int(used[rows[0]]) // _LENGTH_STEP) * _LENGTH_STEP, longest)
-        part = max(_WORDPIECES_IN_CACHE // length, 1)
-        size = part * (_WORDPIECES_PER_BATCH // _WORDPIECES_IN_CACHE) * devices
+        size = max(_WORDPIECES_PER_BATCH // length, 1)
+        size -= size % min(size, _rows_in_cache(length))  # whole parts, see `encode_program`
+        size *= devices
         found.append((np.resize(rows[:size], size), length))
         rows = rows[size:]
     return found

@@ -156,8 +156,8 @@ class FinetuneConfig:
         question tower as it was before this step. Search is then done by the host.
       refresh_every: Train the block tower too, and encode the corpus anew every so many steps, in
         the background; 0 to leave both as they are. See ``train.refresh``.
-      dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
-        sums, scores and losses are float32 always.
+      dtype: "float32", or "bfloat16" for accelerators and processors with AMX: what the encoders
+        compute in. Parameters, sums, scores and losses are float32 always.
       parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
         device a copy. The shares are gathered at the start of a step.
       seed: Of the data order, the dropout and the new parameters.

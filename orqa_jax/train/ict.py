@@ -98,8 +98,8 @@ class ICTConfig:
       dropout: Rate in the encoders. Random bits are dear on a CPU; a short run does without.
       attention_dropout: Whether attention weights are dropped too, as in BERT. Without that, a GPU
         trains in bfloat16 through cuDNN's fused attention.
-      dtype: "float32", or "bfloat16" for accelerators: what the encoders compute in. Parameters,
-        sums, vectors and loss are float32 always.
+      dtype: "float32", or "bfloat16" for accelerators and processors with AMX: what the encoders
+        compute in. Parameters, sums, vectors and loss are float32 always.
       parameter_shards: Devices that share one copy of parameters and optimiser state; 1 gives each
         device a copy. The shares are gathered at the start of a step.
       workers: Processes that prepare batches; 0 for a thread of this one.

@@ -80,7 +80,7 @@ class ReadConfig:
       reader_layers: Use this many lower layers of the encoder; 0 for all.
       frozen_layers: Embeddings and this many lower layers are kept as they were.
       dropout: Rate in the encoder.
-      dtype: "float32", or "bfloat16" for accelerators.
+      dtype: "float32", or "bfloat16" for accelerators and processors with AMX.
       seed: Of the data order, the dropout and the new parameters.
       checkpoint_every: Steps between two checkpoints.
       log_every: Steps between two lines of metrics.

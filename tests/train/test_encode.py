@@ -26,6 +26,7 @@ from orqa_jax.text.wordpiece import WordPiece
 from orqa_jax.train import encode
 from orqa_jax.train.checkpoint import load_model
 from orqa_jax.train.encode import EncodeConfig, encode_corpus, length_batches
+from orqa_jax.train.mesh import make_mesh
 
 
 def config(**changes):
@@ -65,6 +66,20 @@ def test_vectors_are_those_of_each_block_alone():
         mask = np.ones_like(token_ids, bool)
         vector_BP = encode_blocks({"params": params}, token_ids, mask, segment_ids)
         np.testing.assert_allclose(embeddings_NP[block], vector_BP[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 16), (7, 48), (64, 32), (72, 48)])
+def test_one_processor_encodes_in_parts_what_it_would_encode_at_once(rows, length):
+    about, params, _ = load_model(indexed_run() / "ict" / "model", kind="dual encoder")
+    model = DualEncoder(retriever_config_from_dict(about["retriever"]))
+    rng = np.random.default_rng(0)
+    token_ids = rng.integers(1, model.config.bert.vocab_size, (rows, length)).astype(np.int32)
+    mask = np.arange(length) < rng.integers(1, length + 1, (rows, 1))
+    arrays = ({"params": params}, token_ids, mask, np.zeros_like(token_ids))
+    in_parts = encode.encode_program(model, make_mesh(jax.devices()[:1]))
+    at_once = jax.jit(functools.partial(model.apply, method="encode_blocks"))
+    # A processor's products of more rows may add up in another order.
+    np.testing.assert_allclose(in_parts(*arrays), at_once(*arrays), rtol=1e-5, atol=1e-5)
 
 
 @given(
