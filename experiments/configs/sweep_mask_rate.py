@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
                 "question_length": 32,
                 "block_length": 64,
                 "dropout": 0.0,
+                "dtype": "float32",
             },
             "finetune": {},
             "variants": [
