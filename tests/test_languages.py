@@ -139,11 +139,11 @@ def test_japanese_from_text_to_answers(tmp_path: Path, tokenizer: WordPiece) -> 
     questions = str(write_lines(tmp_path / "questions.jsonl", pairs))
     run, encoder = str(tmp_path / "run"), str(tmp_path / "encoder")
     predictions = tmp_path / "predictions.jsonl"
-    small = "--dropout 0 --learning-rate 2e-3 --warmup-steps 5"
+    small = "--dropout 0 --learning-rate 2e-3"
     for command in (
         f"corpus {source} --out {run}/corpus --encoder {encoder} --language none",
         f"ict --run {run} --encoder {encoder} --steps 60 --batch-size 8 --question-length 24 "
-        f"--block-length 64 {small}",
+        f"--block-length 64 --warmup-steps 5 {small}",
         f"index --run {run}",
         f"finetune --run {run} --encoder {encoder} --train {questions} --epochs 60 --batch-size 8 "
         f"--early-update-beam 12 --reader-beam 3 --reader-length 96 {small}",
