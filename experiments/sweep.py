@@ -221,6 +221,7 @@ def run_variant(config: SweepConfig, variant: Variant, seed: int, encoder: str) 
     _link(run / "ict", trained)
     model = trained / "model"
     weights = describe_model(model, kind=ict.MODEL_KIND)["weights_fingerprint"]
+    # All rows alike: a retriever without pre-training has no dtype of its own.
     dtype = config.ict.get("dtype", "float32")
     index = out / "shared" / _key("index", {"dtype": dtype}, store.fingerprint, weights)
     encode_corpus(EncodeConfig(config.corpus, str(model), str(index), dtype=dtype))

@@ -83,8 +83,8 @@ class BertConfig:
 def exact_gelu(inputs: jax.Array) -> jax.Array:
     """The GELU of BERT, by the error function, computed in float32.
 
-    `jax.nn.gelu` takes its complement, which XLA compiles for minutes on TPU, and which takes two
-    to four times as long on CPU.
+    `jax.nn.gelu` takes its complement, which XLA compiles for minutes on TPU, and which takes three
+    to five times as long on CPU.
     """
     values = inputs.astype(jnp.float32)
     return (0.5 * values * (1.0 + jax.lax.erf(values * 0.5**0.5))).astype(inputs.dtype)
@@ -130,7 +130,7 @@ class Bert(nn.Module):
             Layer(self.config, self.dtype, name=layer_name(index))
             for index in range(self.config.num_hidden_layers)
         ]
-        self.pooler = _dense(self.config.hidden_size, self.dtype)
+        self.pooler = Dense(self.config.hidden_size, self.dtype)
 
     def __call__(
         self,
@@ -210,7 +210,7 @@ class Layer(nn.Module):
         dropout = nn.Dropout(config.hidden_dropout_prob, deterministic=deterministic)
         norm = functools.partial(LayerNorm, config.layer_norm_eps, self.dtype)
         query, key, value = (
-            _dense(config.hidden_size, self.dtype, name)(hidden_BLH)
+            Dense(config.hidden_size, self.dtype, name=name)(hidden_BLH)
             for name in ("query", "key", "value")
         )
         weight_dropout = None
@@ -224,13 +224,13 @@ class Layer(nn.Module):
             query, key, value, mask_BL, config.num_attention_heads, weight_dropout
         )
         attended_BLH = dropout(
-            _dense(config.hidden_size, self.dtype, "attention_output")(attended_BLH)
+            Dense(config.hidden_size, self.dtype, name="attention_output")(attended_BLH)
         )
         hidden_BLH = norm(name="attention_norm")(hidden_BLH + attended_BLH)
 
-        inner = _dense(config.intermediate_size, self.dtype, "intermediate")(hidden_BLH)
+        inner = Dense(config.intermediate_size, self.dtype, name="intermediate")(hidden_BLH)
         inner = _ACTIVATIONS[config.hidden_act](inner)
-        output_BLH = dropout(_dense(config.hidden_size, self.dtype, "output")(inner))
+        output_BLH = dropout(Dense(config.hidden_size, self.dtype, name="output")(inner))
         return norm(name="output_norm")(hidden_BLH + output_BLH)
 
 
@@ -366,6 +366,17 @@ def _attend(
     return attended.astype(value_BNLD.dtype), weights, total_BNL
 
 
+def _sum_in_float32(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
+
+
+def _transpose_in_memory(array: jax.Array) -> jax.Array:
+    """The last two dimensions exchanged, not left to the product that reads them."""
+    transposed = array.swapaxes(-1, -2)
+    # A flat array has one order in memory.
+    return jax.lax.optimization_barrier(transposed.reshape(-1)).reshape(transposed.shape)
+
+
 @jax.custom_vjp
 def bfloat16_attention(
     query_BNLD: jax.Array, key_BNLD: jax.Array, value_BNLD: jax.Array, mask_BL: jax.Array
@@ -439,17 +450,6 @@ def _gradients_of_product(
     return of_inputs.astype(inputs.dtype), of_kernel
 
 
-def _sum_in_float32(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
-
-
-def _transpose_in_memory(array: jax.Array) -> jax.Array:
-    """The last two dimensions exchanged, not left to the product that reads them."""
-    transposed = array.swapaxes(-1, -2)
-    # A flat array has one order in memory.
-    return jax.lax.optimization_barrier(transposed.reshape(-1)).reshape(transposed.shape)
-
-
 bfloat16_product.defvjp(_product_and_operands, _gradients_of_product)
 
 
@@ -488,12 +488,12 @@ def truncate_bert(
     return dataclasses.replace(config, num_hidden_layers=num_layers), kept
 
 
-def _dense(features: int, dtype: Any, name: str | None = None) -> Dense:
-    return Dense(features, dtype, name=name)
-
-
 class Dense(nn.Module):
-    """`nn.Dense`, but in bfloat16 its products are summed in float32 on CPU too."""
+    """`nn.Dense`, but in bfloat16 it multiplies by `bfloat16_product` on CPU.
+
+    The `dot_general` that `nn.Dense` takes would be given the kernel in bfloat16, and so would
+    round its gradient.
+    """
 
     features: int
     dtype: Any

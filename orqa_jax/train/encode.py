@@ -307,7 +307,14 @@ def write_vectors(
             yield True
 
 
+def rows_of_batch(length: int, devices: int) -> int:
+    """Blocks of this padded length that are encoded at once: whole parts on each device."""
+    rows = max(_WORDPIECES_PER_BATCH // length, 1)
+    return (rows - rows % min(rows, _rows_in_cache(length))) * devices
+
+
 def _rows_in_cache(length: int) -> int:
+    """Rows of a part, see `encode_program`."""
     return max(_WORDPIECES_IN_CACHE // length, 1)
 
 
@@ -330,9 +337,7 @@ def length_batches(
     found = []
     while len(rows):
         length = min(-(-int(used[rows[0]]) // _LENGTH_STEP) * _LENGTH_STEP, longest)
-        size = max(_WORDPIECES_PER_BATCH // length, 1)
-        size -= size % min(size, _rows_in_cache(length))  # whole parts, see `encode_program`
-        size *= devices
+        size = rows_of_batch(length, devices)
         found.append((np.resize(rows[:size], size), length))
         rows = rows[size:]
     return found

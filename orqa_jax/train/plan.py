@@ -32,6 +32,7 @@ from orqa_jax.models.retriever import init_dual_encoder, tower_names
 from orqa_jax.models.weights import read_bert_config
 from orqa_jax.train import finetune, ict
 from orqa_jax.train.config import make_config
+from orqa_jax.train.encode import encode_program, rows_of_batch
 from orqa_jax.train.finetune import FinetuneConfig
 from orqa_jax.train.ict import ICTConfig
 from orqa_jax.train.mesh import BATCH, check_batch_size, jit_step, make_mesh, tree_shardings
@@ -257,7 +258,7 @@ def plan_ict(config: ICTConfig, bert_config: BertConfig, mesh: Mesh) -> StepPlan
 def plan_encoding(config: ICTConfig, bert_config: BertConfig, mesh: Mesh, blocks: int) -> StepPlan:
     """One batch of blocks of full length, as the encoding of the corpus makes it."""
     model = ict.make_model(config, bert_config)
-    rows = max(4096 // config.block_length, 1) * mesh.size
+    rows = rows_of_batch(config.block_length, mesh.size)
     tower = tower_names(model.config)[-1]
     shapes = jax.eval_shape(
         lambda key: {"params": {tower: init_dual_encoder(model.config, key)[tower]}},
@@ -266,7 +267,7 @@ def plan_encoding(config: ICTConfig, bert_config: BertConfig, mesh: Mesh, blocks
     variables = _placed(shapes, mesh, PartitionSpec())
     inputs = ict.batch_shapes(dataclasses.replace(config, batch_size=rows), most_sentences=0)
     block = _placed(inputs["block"], mesh, BATCH)
-    encode = jax.jit(functools.partial(model.apply, method="encode_blocks"))
+    encode = encode_program(model, mesh)
     arguments = (variables, block["token_ids"], block["mask"], block["segment_ids"])
     name, calls = f"encoding, {rows} blocks at a time", -(-blocks // rows)
     return _compile(name, calls, encode, arguments, mesh, params=variables)

@@ -246,7 +246,6 @@ def test_a_killed_run_makes_again_what_it_was_encoding(refreshed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_killed_run_that_is_stale_by_one_too_changes_the_index_as_it_would(
     stale_refreshed, tmp_path
 ):
